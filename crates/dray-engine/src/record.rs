@@ -102,7 +102,8 @@ pub enum TargetRecord {
     Discarded,
     /// Frames may arrive from here on: after a restart, what no record names can be anything.
     Touched,
-    /// A data sync failed: what it covered is not to be trusted, whatever earlier records say.
+    /// A data sync failed: what it covered is not to be trusted, whatever earlier records say. The file is begun anew
+    /// before anything is received into it again.
     Lost {
         /// Which image.
         image: ImageIndex,
@@ -116,7 +117,7 @@ pub enum TargetRecord {
     },
     /// Another program may have changed the image's file while no agent had it open, and no guest has written to it
     /// here: all of it is missing, whatever earlier records say. The shell writes it between two lives, and makes the
-    /// file zeros if nothing is promised.
+    /// file zeros if nothing is promised. The machine writes it before a file that has lost writes is begun anew.
     Distrusted {
         /// Which image.
         image: ImageIndex,

@@ -121,6 +121,83 @@ fn a_failed_sync_promises_nothing_and_forgets_what_it_covered() {
     assert!(images[0].have.is_empty() && !images[0].zeroed);
 }
 
+const ANEW: TargetEffect = TargetEffect::BeginAnew { image: IMAGE };
+
+/// A target with a failed sync behind it, in the life in which it failed and in the next one.
+fn that_have_lost() -> [T; 2] {
+    let mut target = T::new();
+    target.open(None);
+    target.arrives(1, 0, 20, Arrival::Written);
+    let id = sync_id(&target.tick_after(3 * SECOND));
+    let durable = target.synced(id);
+    target.arrives(2, 20, 20, Arrival::Written);
+    let id = sync_id(&target.tick_after(3 * SECOND));
+    let result = Err("no space left on device".to_owned().into());
+    let effects = target.step(TargetEvent::ImagesSynced { id, result });
+    let touched = vec![TargetRecord::Touched];
+    let records = [touched, journal(&durable), journal(&effects)].concat();
+    [target, T::recover(&records)]
+}
+
+/// The system still shows what it has lost, and takes it for written down: a comparison would find it there, and no
+/// later sync writes it.
+#[test]
+fn a_file_that_has_lost_writes_is_begun_anew_before_the_source_hears_what_is_here() {
+    let distrusted = TargetRecord::Distrusted { image: IMAGE };
+    for mut target in that_have_lost() {
+        let effects = target.open(None);
+        assert_eq!(journal(&effects), std::slice::from_ref(&distrusted));
+        let recorded = place(&effects, |e| matches!(e, TargetEffect::Journal(_)));
+        let begun = place(&effects, |e| *e == ANEW);
+        let said = place(&effects, |e| matches!(e, TargetEffect::Send(_)));
+        assert!(recorded < begun && begun < said, "{effects:?}");
+        let [ToSource::Opened { images, .. }] = &bodies(&effects)[..] else {
+            panic!("{effects:?}")
+        };
+        assert!(images[0].have.is_empty() && !images[0].zeroed);
+        // Once is enough.
+        target.arrives(3, 0, 40, Arrival::Written);
+        assert!(!target.open(None).contains(&ANEW));
+        let effects = target.prepare(1, &BlockSet::new());
+        let effects = target.synced(sync_id(&effects));
+        assert!(matches!(&bodies(&effects)[..], [ToSource::Prepared { .. }]));
+    }
+    // A kill between the record and the new beginning.
+    let lost = TargetRecord::Lost { image: IMAGE, blocks: set(&[(0, 20)]) };
+    let mut target = T::recover(&[TargetRecord::Touched, lost, distrusted]);
+    assert!(target.open(None).contains(&ANEW));
+}
+
+/// Whatever else has told the shell that writes were lost.
+#[test]
+fn a_file_of_which_only_the_shell_knows_that_it_has_lost_writes_is_begun_anew() {
+    let mut target = T::new();
+    target.machine.doubt(IMAGE);
+    assert!(target.open(None).contains(&ANEW));
+}
+
+#[test]
+fn after_a_loss_nothing_is_recorded_or_promised_before_the_new_beginning() {
+    let [mut target, _] = that_have_lost();
+    target.arrives(3, 40, 20, Arrival::Written);
+    assert!(journal(&target.tick_after(3 * SECOND)).is_empty());
+    let effects = target.prepare(1, &BlockSet::new());
+    assert!(matches!(&bodies(&effects)[..], [ToSource::Failed(_)]), "{effects:?}");
+}
+
+/// The source does not send what such a copy has in common with the image.
+#[test]
+fn a_copy_that_returns_and_has_lost_writes_is_not_gone_on_with() {
+    let mut plan = target_plan();
+    plan.based = vec![true];
+    let lost = TargetRecord::Lost { image: IMAGE, blocks: set(&[(0, 20)]) };
+    let mut target = T::recover(&[]);
+    target.machine = dray_engine::Target::recover(plan, &[TargetRecord::Touched, lost]);
+    let effects = target.open(None);
+    let [ToSource::Failed(why)] = &bodies(&effects)[..] else { panic!("{effects:?}") };
+    assert!(why.why.contains("migrate again") && !effects.contains(&ANEW), "{effects:?}");
+}
+
 #[test]
 fn only_the_attempt_that_is_named_becomes_void() {
     let mut target = T::new();

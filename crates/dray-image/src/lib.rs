@@ -48,7 +48,7 @@ mod unrecorded;
 mod waiters;
 
 pub use backend::{
-    FileImage, FileOptions, ImageFile, Loss, LossLog, OpenImages, RealImages, StateImages,
+    FileImage, FileOptions, ImageFile, Loss, LossLog, OpenImages, Past, RealImages, StateImages,
 };
 pub use client::{Client, Departure, IsRunning, IsThere, Origin, working_for};
 pub use descriptors::{has_open, is_open_elsewhere};

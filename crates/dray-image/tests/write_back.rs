@@ -4,7 +4,7 @@
 use dray_image::layers::{Fault, Faults, Layered, Op, When};
 use dray_image::{
     Client, Departure, Disk, ErrorKind, Fetcher, FileImage, FileOptions, Image, ImageFile, Late,
-    Loss, LossLog, Overlay, PresentLog, Result, ZeroMode,
+    Loss, LossLog, Overlay, Past, PresentLog, Result, ZeroMode,
 };
 use dray_types::{BlockRange, BlockSet};
 use std::path::{Path, PathBuf};
@@ -144,7 +144,11 @@ impl LossLog for Host {
         Ok(())
     }
 
-    fn settled(&self) -> Result<()> {
+    fn begun_anew(&self) -> Result<()> {
+        self.settled("")
+    }
+
+    fn settled(&self, _: &str) -> Result<()> {
         *self.lost.lock().unwrap() = None;
         Ok(())
     }
@@ -203,7 +207,7 @@ fn after_a_restart_a_loss_is_told_once_and_the_disk_goes_on() {
         let start = || {
             let image = full.open(false);
             let lost = host.lost.lock().unwrap().clone();
-            image.keep_losses(Arc::clone(&host) as _, lost.as_ref());
+            image.keep_losses(Arc::clone(&host) as _, &Past::owing(lost));
             serve(&host, image, dir.path())
         };
         let first = start();

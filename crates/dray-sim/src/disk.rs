@@ -22,6 +22,8 @@ struct Cell {
 pub(crate) struct Disk {
     cells: Vec<Cell>,
     unsynced: BTreeSet<u64>,
+    /// Blocks whose writes were lost: they read as written, and no sync makes them durable any more.
+    lost: BTreeSet<u64>,
     seq: u64,
 }
 
@@ -32,7 +34,7 @@ impl Disk {
     pub(crate) fn new(blocks: u64, mut content: impl FnMut(u64) -> u64) -> Self {
         let cell = |value| Cell { live: value, live_seq: 0, durable: value, durable_seq: 0 };
         let cells = (0..blocks).map(|block| cell(content(block))).collect();
-        Self { cells, unsynced: BTreeSet::new(), seq: 0 }
+        Self { cells, unsynced: BTreeSet::new(), lost: BTreeSet::new(), seq: 0 }
     }
 
     pub(crate) fn blocks(&self) -> u64 {
@@ -49,6 +51,33 @@ impl Disk {
         cell.live = version;
         cell.live_seq = self.seq;
         self.unsynced.insert(block);
+        self.lost.remove(&block);
+    }
+
+    /// The sync that began with `snapshot` has failed: any part of what it covered is lost.
+    pub(crate) fn lose(&mut self, snapshot: &Snapshot, rng: &mut Rng) {
+        for &(block, _, seq) in &snapshot.0 {
+            let is_same = self.cells[block as usize].live_seq == seq;
+            if is_same && self.unsynced.contains(&block) && rng.chance(0.5) {
+                self.unsynced.remove(&block);
+                self.lost.insert(block);
+            }
+        }
+    }
+
+    /// Nothing is cached any more: blocks whose writes were lost read as they were before.
+    pub(crate) fn evict(&mut self) {
+        for block in std::mem::take(&mut self.lost) {
+            let cell = &mut self.cells[block as usize];
+            (cell.live, cell.live_seq) = (cell.durable, cell.durable_seq);
+        }
+    }
+
+    /// The file is begun anew: all of it reads as zeros, durably.
+    pub(crate) fn begin_anew(&mut self) {
+        (0..self.blocks()).for_each(|block| self.write(block, ZERO));
+        let zeros = self.snapshot();
+        self.settle(&zeros);
     }
 
     /// Blocks that hold data.
@@ -82,6 +111,7 @@ impl Disk {
 
     /// The power fails: of what was not durable any part may remain.
     pub(crate) fn power_cut(&mut self, rng: &mut Rng) {
+        self.evict();
         for block in std::mem::take(&mut self.unsynced) {
             let cell = &mut self.cells[block as usize];
             if rng.chance(0.5) {
@@ -112,5 +142,24 @@ mod tests {
             kept += u64::from(disk.read(1) == 3);
         }
         assert!(kept > 0 && kept < 64, "a torn block is sometimes old and sometimes new");
+    }
+
+    #[test]
+    fn what_a_failed_sync_has_lost_no_later_one_makes_durable() {
+        let mut lost = 0;
+        for seed in 0..64 {
+            let mut disk = Disk::new(1, |_| 1);
+            disk.write(0, 2);
+            let snapshot = disk.snapshot();
+            disk.lose(&snapshot, &mut Rng::new(seed));
+            let snapshot = disk.snapshot();
+            disk.settle(&snapshot);
+            assert_eq!(disk.read(0), 2, "it is still to be seen");
+            disk.evict();
+            lost += u64::from(disk.read(0) == 1);
+            disk.begin_anew();
+            assert_eq!(disk.read(0), ZERO);
+        }
+        assert!(lost > 0 && lost < 64);
     }
 }

@@ -14,6 +14,8 @@ pub struct TargetPlan {
     pub images: Vec<ImageOffer>,
     /// Per image: what was never received reads as zeros (a new sparse file).
     pub zeroed: Vec<bool>,
+    /// Per image: it begins with what lay here, of which the source sends only what differs.
+    pub based: Vec<bool>,
 }
 
 /// What became of a frame.
@@ -152,6 +154,12 @@ pub enum TargetEffect {
     SyncImages {
         /// Comes back with the answer.
         id: u64,
+    },
+    /// The file of an image on its way here holds nothing from now on, durably: neither what it had nor the room that
+    /// it took. No frame is being written. Idempotent.
+    BeginAnew {
+        /// Which image.
+        image: ImageIndex,
     },
     /// The disks serve guests from now on; these blocks are missing.
     Expose {

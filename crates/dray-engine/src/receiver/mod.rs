@@ -88,6 +88,8 @@ pub struct Target {
     /// Per image: its file holds what nobody knows, and the source may take it for what it was: Backfill alone mends
     /// that.
     spoiled: Vec<bool>,
+    /// Per image: a sync of its file has failed. What the file shows may not be on the disk.
+    lossy: Vec<bool>,
     /// The handover that is being prepared shall leave Backfill to the operator.
     deferred: bool,
     backfill: Backfill,
@@ -113,6 +115,7 @@ impl Target {
             acknowledged: Vec::new(),
             agreed: Vec::new(),
             spoiled: vec![false; plan.images.len()],
+            lossy: vec![false; plan.images.len()],
             deferred: false,
             backfill: Backfill::new(plan.images.len(), Window::new(BACKFILL_WINDOW)),
             now: Time(0),
@@ -139,10 +142,13 @@ impl Target {
                 if let Some(have) = self.have.get_mut(image.ix()) {
                     have.subtract(blocks);
                 }
+                self.doubt(*image);
             }
             TargetRecord::Received { image, blocks } => {
                 if let Some(have) = self.have.get_mut(image.ix()) {
                     have.union_with(blocks);
+                    // Nothing is recorded as received between a loss and the new beginning.
+                    self.lossy[image.ix()] = false;
                 }
             }
             TargetRecord::Distrusted { image } => self.distrust(*image),
@@ -297,6 +303,9 @@ impl Target {
         if self.spoiled.contains(&true) && self.stage == Stage::Receiving {
             let why = "another program has changed what the target had received; prepare again"
                 .to_owned();
+            return self.refuse(epoch, why, out);
+        }
+        if let Err(why) = self.begin_anew(out) {
             return self.refuse(epoch, why, out);
         }
         let state = match &self.stage {

@@ -106,7 +106,7 @@ impl Target {
 
     /// Starts a checkpoint of what was received, now and then.
     pub(super) fn save_progress(&mut self, out: &mut Vec<TargetEffect>) {
-        let due = self.now.since(self.saved_at) >= SAVE_INTERVAL;
+        let due = self.now.since(self.saved_at) >= SAVE_INTERVAL && !self.is_lossy();
         if !due || self.saving.is_some() || self.unsaved.iter().all(BlockSet::is_empty) {
             return;
         }
@@ -166,6 +166,7 @@ impl Target {
                 self.have[ix].subtract(&blocks);
                 self.plan.zeroed[ix] &= blocks.is_empty();
                 if !blocks.is_empty() {
+                    self.lossy[ix] = true;
                     records.push(TargetRecord::Lost { image: ImageIndex(ix as u16), blocks });
                 }
             }
@@ -173,6 +174,48 @@ impl Target {
         if !records.is_empty() {
             out.push(TargetEffect::Journal(records));
         }
+    }
+
+    /// Writes to the image's file were lost: the system shows them still, takes them for written down, and never
+    /// writes them down. Before anything else is received into it the file is begun anew.
+    pub fn doubt(&mut self, image: ImageIndex) {
+        if let Some(lossy) = self.lossy.get_mut(image.ix()) {
+            *lossy = true;
+        }
+    }
+
+    fn is_lossy(&self) -> bool {
+        self.lossy.contains(&true)
+    }
+
+    /// A session begins: files that have lost writes become empty ones before the source hears what is here.
+    ///
+    /// # Errors
+    /// Why the source has to prepare again: it does not send what such a file began with.
+    pub(super) fn begin_anew(&mut self, out: &mut Vec<TargetEffect>) -> Result<(), String> {
+        if self.stage != Stage::Receiving || !self.is_lossy() {
+            return Ok(());
+        }
+        let based = |(ix, _): (usize, &bool)| self.plan.based.get(ix) == Some(&true);
+        if self.lossy.iter().enumerate().filter(|(_, lossy)| **lossy).any(based) {
+            return Err(
+                "writes to a copy that the image began with were lost at the target; `dray \
+                        cancel --discard`, then migrate again"
+                    .to_owned(),
+            );
+        }
+        // What is being synced is of the file as it was.
+        self.saving = None;
+        for ix in 0..self.lossy.len() {
+            if std::mem::take(&mut self.lossy[ix]) {
+                let image = ImageIndex(ix as u16);
+                self.distrust(image);
+                self.unsaved[ix] = BlockSet::new();
+                out.push(TargetEffect::Journal(vec![TargetRecord::Distrusted { image }]));
+                out.push(TargetEffect::BeginAnew { image });
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn prepare(
@@ -185,7 +228,8 @@ impl Target {
         if !matches!(self.stage, Stage::Receiving) || images.len() != self.plan.images.len() {
             return;
         }
-        if let Some(why) = self.too_long(&images).or_else(|| self.outside(&images)) {
+        let lossy = || self.is_lossy().then(|| "writes of what was received were lost".to_owned());
+        if let Some(why) = self.too_long(&images).or_else(|| self.outside(&images)).or_else(lossy) {
             return self.send(ToSource::Failed(not_promised(why)), out);
         }
         self.attempt = attempt;

@@ -162,7 +162,12 @@ pub struct T {
 }
 
 pub fn target_plan() -> TargetPlan {
-    TargetPlan { migration: MigrationId(1), images: offers(), zeroed: vec![true] }
+    TargetPlan {
+        migration: MigrationId(1),
+        images: offers(),
+        zeroed: vec![true],
+        based: vec![false],
+    }
 }
 
 pub fn images(missing: &BlockSet) -> Vec<ImageHandover> {

@@ -1,18 +1,19 @@
 //! What a guest is still to be told after a restart: that writes of its may be lost.
 //!
 //! A small file for each image that may be written, made before it is needed and written in place: a
-//! full state directory must not be the reason why a loss is forgotten. It counts within the boot that wrote it;
-//! with the host the guest has stopped too. While it cannot be read the image stays closed.
+//! full state directory must not be the reason why a loss is forgotten. What is owed counts within the boot that
+//! wrote it; with the host the guest has stopped too. That the image's file has lost writes counts for as long as the
+//! file does. While it cannot be read the image stays closed.
 
 use dray_files::StatePath;
 use dray_files::files::BOOT_LEN;
 use dray_files::files::StateFile;
-use dray_image::{Error, ImageFile, Loss, LossLog};
+use dray_image::{Error, ImageFile, Loss, LossLog, Past};
 use std::io;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Length of the file in bytes: a sector, which a crash does not tear. All zeros when nothing is owed.
+/// Length of the file in bytes: a sector, which a crash does not tear. All zeros when nothing was lost.
 const LEN: usize = 512;
 /// Where its checksum is, of all before it.
 const SUM: usize = LEN - size_of::<u64>();
@@ -20,6 +21,8 @@ const SUM: usize = LEN - size_of::<u64>();
 const NOTES: usize = SUM - 1;
 /// The notes are in doubt. Otherwise they are of a process that came after the loss.
 const IN_DOUBT: u8 = 1;
+/// Nothing is owed any more.
+const SETTLED: u8 = 2;
 
 /// It is not known what a guest is still to be told.
 #[derive(Debug, thiserror::Error)]
@@ -35,8 +38,8 @@ struct LossFile {
     path: StatePath,
 }
 
-/// From now on losses of `image` are written down in the file at `path`, and what it says of this
-/// boot is owed to the guest.
+/// From now on losses of `image` are written down in the file at `path`. What it says of this boot is owed to the
+/// guest.
 ///
 /// # Errors
 /// When the file cannot be read: a guest that was not told of a loss, and one that was told of none, would both
@@ -46,14 +49,14 @@ pub(super) fn keep(image: &dyn ImageFile, path: &StatePath) -> io::Result<()> {
         let path = path.display().to_string();
         io::Error::new(why.kind(), Unread { path, why: why.to_string() })
     };
-    if let Some((log, owed)) = open(path).map_err(unknown)? {
-        image.keep_losses(Arc::new(log), owed.as_ref());
+    if let Some((log, past)) = open(path).map_err(unknown)? {
+        image.keep_losses(Arc::new(log), &past);
     }
     Ok(())
 }
 
-/// The file and what is owed; none when there is no file and none can be made, so that nothing is.
-fn open(path: &StatePath) -> io::Result<Option<(LossFile, Option<Loss>)>> {
+/// The file and what it says; none when there is no file and none can be made, so that it says nothing.
+fn open(path: &StatePath) -> io::Result<Option<(LossFile, Past)>> {
     match open_or_make(path) {
         Ok(file) => LossFile::read(file, path).map(Some),
         Err(why) if matches!(path.exists(), Ok(false)) => {
@@ -79,31 +82,34 @@ fn checksum(bytes: &[u8; LEN]) -> [u8; LEN - SUM] {
     xxh3_64(&bytes[..SUM]).to_le_bytes()
 }
 
-/// What the file says, if that is of the boot `boot`.
-fn read_loss(bytes: &[u8; LEN], boot: &[u8]) -> io::Result<Option<Loss>> {
+/// What the file says in the boot `boot`.
+fn read_past(bytes: &[u8; LEN], boot: &[u8]) -> io::Result<Past> {
     if bytes.iter().all(|&byte| byte == 0) {
-        return Ok(None);
+        return Ok(Past::default());
     }
     if bytes[SUM..] != checksum(bytes) {
         let why = "it is damaged: its checksum does not fit";
         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
     }
-    if !bytes.starts_with(boot) {
-        return Ok(None);
-    }
     let text = &bytes[BOOT_LEN..NOTES];
     let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
     let why = String::from_utf8_lossy(&text[..end]).into_owned();
-    Ok(Some(Loss { why, notes_in_doubt: bytes[NOTES] == IN_DOUBT }))
+    let is_owed = bytes.starts_with(boot) && bytes[NOTES] != SETTLED;
+    let loss = Loss { why: why.clone(), notes_in_doubt: bytes[NOTES] == IN_DOUBT };
+    Ok(Past { owed: Some(loss).filter(|_| is_owed), lost: Some(why) })
 }
 
 /// A loss as the file holds it; the end of a text that is too long for it is cut off.
 fn write_loss(boot: &[u8], loss: &Loss) -> [u8; LEN] {
+    write(boot, &loss.why, if loss.notes_in_doubt { IN_DOUBT } else { 0 })
+}
+
+fn write(boot: &[u8], why: &str, notes: u8) -> [u8; LEN] {
     let mut bytes = [0; LEN];
-    let text = &loss.why[..loss.why.floor_char_boundary(NOTES - BOOT_LEN)];
+    let text = &why[..why.floor_char_boundary(NOTES - BOOT_LEN)];
     let parts = boot.iter().chain(text.as_bytes());
     bytes.iter_mut().zip(parts).for_each(|(byte, &of)| *byte = of);
-    bytes[NOTES] = if loss.notes_in_doubt { IN_DOUBT } else { 0 };
+    bytes[NOTES] = notes;
     let sum = checksum(&bytes);
     bytes[SUM..].copy_from_slice(&sum);
     bytes
@@ -111,11 +117,16 @@ fn write_loss(boot: &[u8], loss: &Loss) -> [u8; LEN] {
 
 impl LossFile {
     /// What an earlier process has left in the file, too.
-    fn read(file: Box<dyn StateFile>, path: &StatePath) -> io::Result<(Self, Option<Loss>)> {
+    fn read(file: Box<dyn StateFile>, path: &StatePath) -> io::Result<(Self, Past)> {
         let mut bytes = [0; LEN];
         file.read_at(&mut bytes, 0)?;
-        let owed = read_loss(&bytes, &path.files().boot()?)?;
-        Ok((Self { file, path: path.clone() }, owed))
+        let past = read_past(&bytes, &path.files().boot()?)?;
+        Ok((Self { file, path: path.clone() }, past))
+    }
+
+    fn boot(&self) -> dray_image::Result<[u8; BOOT_LEN]> {
+        let boot = self.path.files().boot();
+        boot.map_err(|why| Error::io("asking for the boot's id", why))
     }
 
     fn replace(&self, bytes: &[u8; LEN]) -> dray_image::Result<()> {
@@ -126,12 +137,14 @@ impl LossFile {
 
 impl LossLog for LossFile {
     fn lost(&self, loss: &Loss) -> dray_image::Result<()> {
-        let boot = self.path.files().boot();
-        let boot = boot.map_err(|why| Error::io("asking for the boot's id", why))?;
-        self.replace(&write_loss(&boot, loss))
+        self.replace(&write_loss(&self.boot()?, loss))
     }
 
-    fn settled(&self) -> dray_image::Result<()> {
+    fn settled(&self, why: &str) -> dray_image::Result<()> {
+        self.replace(&write(&self.boot()?, why, SETTLED))
+    }
+
+    fn begun_anew(&self) -> dray_image::Result<()> {
         self.replace(&[0; LEN])
     }
 }
@@ -147,7 +160,7 @@ mod tests {
         let root = std::path::Path::new("/");
         let disk = SimDisk::new(1, &[root]);
         let path = StatePath::new(Arc::new(disk.files()), root.join("disk.lost"));
-        let owed = || open(&path).map(|found| found.unwrap().1);
+        let owed = || open(&path).map(|found| found.unwrap().1.owed);
         assert!(owed().unwrap().is_none());
         let loss = Loss { why: "the pool is full".to_owned(), notes_in_doubt: true };
         open(&path).unwrap().unwrap().0.lost(&loss).unwrap();
@@ -159,29 +172,33 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_survives_the_process_and_not_the_boot() {
+    fn what_is_owed_survives_the_process_and_what_was_lost_the_boot() {
         let dir = tempfile::tempdir().unwrap();
         let path = StatePath::real(dir.path().join("disk.lost"));
-        let (log, owed) = open(&path).unwrap().unwrap();
-        assert!(owed.is_none());
+        let (log, past) = open(&path).unwrap().unwrap();
+        assert_eq!(past, Past::default());
         // A path may be as long as it likes: what is known of the notes is not cut off with it.
         for (why, len) in
             [("the pool is full", 16), (&*"long ".repeat(LEN), 467), (&*"é".repeat(LEN), 466)]
         {
             for notes_in_doubt in [true, false] {
                 log.lost(&Loss { why: why.to_owned(), notes_in_doubt }).unwrap();
-                let owed = open(&path).unwrap().unwrap().1.unwrap();
+                let owed = open(&path).unwrap().unwrap().1.owed.unwrap();
                 assert_eq!(owed, Loss { why: why[..len].to_owned(), notes_in_doubt });
             }
         }
-        log.settled().unwrap();
-        assert!(open(&path).unwrap().unwrap().1.is_none());
+        // That the file has lost writes outlives that everybody has heard of it.
+        log.settled("the pool is full").unwrap();
+        let lost = Past { owed: None, lost: Some("the pool is full".to_owned()) };
+        assert_eq!(open(&path).unwrap().unwrap().1, lost);
+        log.begun_anew().unwrap();
+        assert_eq!(open(&path).unwrap().unwrap().1, Past::default());
         let loss = Loss { why: "the pool is full".to_owned(), notes_in_doubt: true };
         let mut bytes = write_loss(&[b'x'; BOOT_LEN], &loss);
         std::fs::write(&path, bytes).unwrap();
-        assert!(open(&path).unwrap().unwrap().1.is_none(), "of another boot");
+        assert_eq!(open(&path).unwrap().unwrap().1, lost, "of another boot");
         std::fs::write(&path, &bytes[..100]).unwrap();
-        assert!(open(&path).unwrap().unwrap().1.is_none(), "torn when it was made");
+        assert_eq!(open(&path).unwrap().unwrap().1, Past::default(), "torn when it was made");
         bytes[0] = b'y';
         std::fs::write(&path, bytes).unwrap();
         assert!(open(&path).err().unwrap().to_string().contains("damaged"));

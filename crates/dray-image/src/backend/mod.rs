@@ -13,4 +13,4 @@ mod write_back;
 pub use file::{FileImage, FileOptions};
 pub use opened::{ImageFile, OpenImages, RealImages};
 pub use state::StateImages;
-pub use write_back::{Loss, LossLog};
+pub use write_back::{Loss, LossLog, Past};

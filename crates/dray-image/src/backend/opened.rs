@@ -1,6 +1,6 @@
 //! Image files as their owners know them, wherever they are: on this host, or on a simulated disk.
 
-use super::{FileImage, FileOptions, Loss, LossLog};
+use super::{FileImage, FileOptions, LossLog, Past};
 use crate::names::open_closed;
 use crate::{Image, Result, WriteBackError};
 use std::fmt::Debug;
@@ -40,8 +40,19 @@ pub trait ImageFile: Image {
     fn allocated_bytes(&self) -> Result<u64>;
 
     /// From now on it is written down in `log` that writes may be lost; an earlier process has left
-    /// `owed` there, which a guest's flush will report.
-    fn keep_losses(&self, log: Arc<dyn LossLog>, owed: Option<&Loss>);
+    /// `past` there: what is owed a guest's flush will report.
+    fn keep_losses(&self, log: Arc<dyn LossLog>, past: &Past);
+
+    /// Why writes to it were lost since it was made; may block for as long as a sync under way takes. The system still
+    /// shows what was written, takes it for written down, and may forget it at any time: no comparison of what it
+    /// shows, and no later sync, says that it is on the disk.
+    fn lost_writes(&self) -> Option<String>;
+
+    /// Gives up what it holds, and the room that it takes, durably: nothing of it was lost any more.
+    ///
+    /// # Errors
+    /// What the system reports, or that it cannot be written down.
+    fn begin_anew(&self) -> Result<()>;
 
     /// What was lost so far was no guest's, who is about to come: its flushes do not report it.
     fn forget_losses(&self);

@@ -1,7 +1,7 @@
 //! Images on a simulated disk: what real ones do, over the files that a test can take away.
 
 use super::write_back::WriteBack;
-use super::{FileImage, FileOptions, ImageFile, Loss, LossLog, OpenImages};
+use super::{FileImage, FileOptions, ImageFile, LossLog, OpenImages, Past};
 use crate::image::{Joined, WriteBackError};
 use crate::{
     Attempt, Client, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode,
@@ -157,8 +157,18 @@ impl ImageFile for StateImage {
         self.file_len()
     }
 
-    fn keep_losses(&self, log: Arc<dyn LossLog>, owed: Option<&Loss>) {
-        self.write_back.keep(log, owed);
+    fn keep_losses(&self, log: Arc<dyn LossLog>, past: &Past) {
+        self.write_back.keep(log, past);
+    }
+
+    fn lost_writes(&self) -> Option<String> {
+        self.write_back.lost()
+    }
+
+    fn begin_anew(&self) -> Result<()> {
+        self.set_len(0)?;
+        self.sync()?;
+        self.write_back.begin_anew(&self.path)
     }
 
     fn forget_losses(&self) {

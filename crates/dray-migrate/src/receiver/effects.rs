@@ -25,6 +25,7 @@ impl TargetLoop {
             TargetEffect::Send(envelope) => self.send(envelope),
             TargetEffect::Journal(records) => self.journal(records)?,
             TargetEffect::SyncImages { id } => self.images.sync(*id),
+            TargetEffect::BeginAnew { image } => self.images.begin_anew(*image)?,
             TargetEffect::Expose { images } => {
                 self.images.expose(&self.slot, images, self.engine.attempt())?;
                 self.slot.exposed.store(true, Ordering::SeqCst);

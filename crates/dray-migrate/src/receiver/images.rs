@@ -427,6 +427,23 @@ impl TargetImages {
         Ok(())
     }
 
+    /// Images on their way here whose files have lost writes.
+    pub fn lossy(&self) -> Vec<ImageIndex> {
+        let lossy = |open: &&Open| {
+            open.intent.in_place.is_none() && open.entry.file.lost_writes().is_some()
+        };
+        self.all.iter().filter(lossy).map(|open| open.index).collect()
+    }
+
+    /// The file of an image on its way here holds nothing from now on.
+    ///
+    /// # Errors
+    /// What the file system or the store reports: it can be repeated.
+    pub fn begin_anew(&self, image: ImageIndex) -> io::Result<()> {
+        let Some(open) = self.all.get(image.ix()) else { return Ok(()) };
+        open.entry.file.begin_anew().map_err(io::Error::other)
+    }
+
     /// Makes what was received durable, in a thread; answers `ImagesSynced`. Every promise comes after
     /// it, so files that are used in place are looked at once more.
     pub fn sync(&self, id: u64) {

@@ -277,6 +277,7 @@ impl TargetLoop {
             migration: intent.migration,
             images: intent.images.iter().map(|image| image.offer.clone()).collect(),
             zeroed: intent.images.iter().map(|image| image.zeroed).collect(),
+            based: intent.images.iter().map(|image| image.replica.is_some()).collect(),
         };
         let engine = Target::recover(plan, &records);
         let over = engine.is_over();
@@ -605,7 +606,8 @@ mod tests {
         let handed_over = HandedOver { epoch: Epoch(2), attempt, map_hash };
         let after = |records: &[TargetRecord]| {
             let migration = MigrationId(1);
-            let plan = TargetPlan { migration, images: Vec::new(), zeroed: Vec::new() };
+            let plan =
+                TargetPlan { migration, images: Vec::new(), zeroed: Vec::new(), based: Vec::new() };
             orphan_after(&Target::recover(plan, records))
         };
         let void = TargetRecord::Void { attempt };

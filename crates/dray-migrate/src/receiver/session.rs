@@ -176,6 +176,10 @@ impl TargetLoop {
         self.sessions += 1;
         self.ask_if_alone();
         self.show_met();
+        if !self.engine.owns() {
+            // No frame is being written now.
+            self.images.lossy().into_iter().for_each(|image| self.engine.doubt(image));
+        }
         self.step(TargetEvent::LinkUp);
         self.ask_peeks_again();
     }

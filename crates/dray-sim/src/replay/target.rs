@@ -23,8 +23,12 @@ pub(super) struct TargetShell {
 
 impl TargetShell {
     pub(super) fn new(settings: &Settings) -> Self {
-        let plan =
-            TargetPlan { migration: MIGRATION, images: vec![offer(settings)], zeroed: vec![true] };
+        let plan = TargetPlan {
+            migration: MIGRATION,
+            images: vec![offer(settings)],
+            zeroed: vec![true],
+            based: vec![false],
+        };
         Self {
             machine: Target::new(plan),
             inbox: VecDeque::new(),
@@ -79,7 +83,7 @@ impl World {
             }
             TargetEffect::Finish => self.complete(),
             TargetEffect::Notice(TargetNotice::Failed { why }) => self.broken_by(&why),
-            TargetEffect::Withdraw | TargetEffect::Discard => {
+            TargetEffect::Withdraw | TargetEffect::Discard | TargetEffect::BeginAnew { .. } => {
                 self.broken_by("the target gives up");
             }
             TargetEffect::Journal(_) | TargetEffect::Notice(_) => {}

@@ -54,6 +54,7 @@ pub(crate) fn plan(setup: &Setup) -> TargetPlan {
         migration: MigrationId(1),
         images: offers(setup),
         zeroed: setup.images.iter().map(|image| image.zeroed).collect(),
+        based: setup.images.iter().map(|image| image.replica).collect(),
     }
 }
 

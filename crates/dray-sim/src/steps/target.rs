@@ -1,6 +1,6 @@
 //! Carries out the effects of `Target` on simulated parts.
 
-use crate::disk::{Disk, Snapshot, ZERO};
+use crate::disk::{Disk, Snapshot};
 use crate::faults::Side;
 use crate::state::guest::Power;
 use crate::state::target::{Left, PendingWrite, plan};
@@ -129,10 +129,13 @@ impl World {
             }
             TargetEffect::SyncImages { id } => {
                 let snapshots = self.target.disks.iter().map(Disk::snapshot).collect();
-                let fails = self.faulty(self.setup.faults.sync_error);
+                // A copy that returns and has lost writes has to be prepared again.
+                let returns = self.setup.images.iter().any(|image| image.replica);
+                let fails = self.faulty(self.setup.faults.sync_error) && !returns;
                 let delay = self.disk_time();
                 self.at(delay, Ev::TargetSynced { life, id, snapshots, fails });
             }
+            TargetEffect::BeginAnew { image } => self.target.disks[image.ix()].begin_anew(),
             TargetEffect::Expose { images } => self.expose(&images),
             TargetEffect::Withdraw => self.target.exposed = false,
             TargetEffect::ReachGuest => {
@@ -169,6 +172,8 @@ impl World {
     fn expose(&mut self, images: &[ImageHandover]) {
         self.check_expose();
         let target = &mut self.target;
+        // What is not on the disk can go at any time: at once.
+        target.disks.iter_mut().for_each(Disk::evict);
         for (ix, image) in images.iter().enumerate() {
             target.agreed[ix] = image.missing.clone();
             target.missing[ix] = image.missing.clone();
@@ -198,7 +203,10 @@ impl World {
         if life != self.target.life {
             return;
         }
-        if !fails {
+        if fails {
+            let disks = self.target.disks.iter_mut().zip(snapshots);
+            disks.for_each(|(disk, snapshot)| disk.lose(snapshot, &mut self.rng));
+        } else {
             self.settle_target(snapshots);
         }
         let result = if fails { Err("input/output error".to_owned().into()) } else { Ok(()) };
@@ -330,9 +338,7 @@ impl World {
                     disk.write(block, EDITED + block);
                 }
             } else {
-                (0..image.blocks).for_each(|block| disk.write(block, ZERO));
-                let zeros = disk.snapshot();
-                disk.settle(&zeros);
+                disk.begin_anew();
             }
             self.target.records.push(TargetRecord::Distrusted { image: ImageIndex(ix as u16) });
             self.check.edited += 1;

@@ -144,7 +144,7 @@ pub(super) fn begin_anew(entry: &Entry, doubt: &Doubt) -> io::Result<()> {
     );
     let done = doubt.record().and_then(|()| match doubt.promised {
         true => Ok(()),
-        false => entry.file.set_len(0).and_then(|()| entry.file.sync()).map_err(io::Error::other),
+        false => entry.file.begin_anew().map_err(io::Error::other),
     });
     done.map_err(|why| {
         let path = record.current_path().unwrap_or_else(|_| record.path.clone());

@@ -10,7 +10,7 @@ mod zeroing;
 use crate::backend::ImageFile;
 use crate::backend::bulk::Bulk;
 use crate::backend::direct::Direct;
-use crate::backend::write_back::{Loss, LossLog, WriteBack};
+use crate::backend::write_back::{LossLog, Past, WriteBack};
 use crate::image::WriteBackError;
 use crate::sys;
 use crate::{
@@ -435,8 +435,18 @@ impl ImageFile for FileImage {
         Ok(meta.blocks() * STAT_UNIT)
     }
 
-    fn keep_losses(&self, log: Arc<dyn LossLog>, owed: Option<&Loss>) {
-        self.write_back.keep(log, owed);
+    fn keep_losses(&self, log: Arc<dyn LossLog>, past: &Past) {
+        self.write_back.keep(log, past);
+    }
+
+    fn lost_writes(&self) -> Option<String> {
+        self.write_back.lost()
+    }
+
+    fn begin_anew(&self) -> Result<()> {
+        self.set_len(0)?;
+        self.sync()?;
+        self.write_back.begin_anew(&self.path)
     }
 
     fn forget_losses(&self) {

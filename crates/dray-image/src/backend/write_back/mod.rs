@@ -29,20 +29,43 @@ pub struct Loss {
     pub notes_in_doubt: bool,
 }
 
+/// What an earlier process has left in a [`LossLog`].
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Past {
+    /// What somebody is still to be told.
+    pub owed: Option<Loss>,
+    /// Why the file has lost writes since it was made, whoever has heard of that.
+    pub lost: Option<String>,
+}
+
+impl Past {
+    /// A loss that somebody is still to be told; nothing was lost without one.
+    pub fn owing(owed: Option<Loss>) -> Self {
+        let lost = owed.as_ref().map(|owed| owed.why.clone());
+        Self { owed, lost }
+    }
+}
+
 /// Remembers across restarts that writes of an image may be lost.
 pub trait LossLog: Send + Sync {
-    /// Writes may be lost, and somebody has not heard of it. Must survive this process, and need not survive
-    /// the host.
+    /// Writes may be lost, and somebody has not heard of it. That must survive this process, and that the file has
+    /// lost writes must survive the host as well.
     ///
     /// # Errors
     /// When it cannot be written down.
     fn lost(&self, loss: &Loss) -> Result<()>;
 
-    /// Everybody has heard of it.
+    /// Everybody has heard of it. The file has still lost writes, which is `why`.
     ///
     /// # Errors
     /// When that cannot be written down; it is tried again at the next flush.
-    fn settled(&self) -> Result<()>;
+    fn settled(&self, why: &str) -> Result<()>;
+
+    /// The file holds nothing any more of what it held when writes were lost.
+    ///
+    /// # Errors
+    /// When that cannot be written down.
+    fn begun_anew(&self) -> Result<()>;
 }
 
 /// What is known of an image's lost writes.
@@ -61,6 +84,8 @@ pub(crate) struct WriteBack {
 #[derive(Default)]
 struct State {
     last: Option<WriteBackError>,
+    /// Why the file has lost writes since it was made. The page cache may show what is not on the disk.
+    lost: Option<String>,
     /// The last error is one of an earlier process.
     inherited: bool,
     /// QEMU may be stopping the guest: a flush may be QEMU's own.
@@ -104,18 +129,38 @@ impl WriteBack {
         Held { back: self, state: self.state.lock() }
     }
 
-    /// From now on losses are written down in `log`, in which an earlier process has left `owed`.
-    pub(crate) fn keep(&self, log: Arc<dyn LossLog>, owed: Option<&Loss>) {
-        if let Some(Loss { why, notes_in_doubt }) = owed {
+    /// From now on losses are written down in `log`, in which an earlier process has left `past`.
+    pub(crate) fn keep(&self, log: Arc<dyn LossLog>, past: &Past) {
+        let mut state = self.hold();
+        state.lost = state.lost.take().or_else(|| past.lost.clone());
+        if let Some(Loss { why, notes_in_doubt }) = &past.owed {
             let (why, notes_in_doubt) = (format!("{why}{EARLIER}"), *notes_in_doubt);
             let (kind, count, told) = (ErrorKind::Io, 1, false);
-            let mut state = self.hold();
             state.last = Some(WriteBackError { why, kind, count, told, notes_in_doubt });
             (state.inherited, state.logged) = (true, true);
             state.audience.lose();
         }
         // The first one stays.
         let _ = self.log.set(log);
+    }
+
+    /// Why the file has lost writes since it was made, also by a sync under way.
+    pub(crate) fn lost(&self) -> Option<String> {
+        self.under_way.wait();
+        self.hold().lost.clone()
+    }
+
+    /// The file holds nothing any more of what it held when writes were lost: nobody is told either.
+    ///
+    /// # Errors
+    /// When that cannot be written down; they count as lost then.
+    pub(crate) fn begin_anew(&self, image: &Path) -> Result<()> {
+        let mut state = self.hold();
+        self.log.get().map_or(Ok(()), |log| log.begun_anew())?;
+        tracing::info!(image = %image.display(), "a file that had lost writes is begun anew");
+        *state = State { audience: std::mem::take(&mut state.audience), ..State::default() };
+        state.audience.forget();
+        Ok(())
     }
 
     /// What was lost so far was no guest's: nobody is told.
@@ -192,6 +237,7 @@ impl WriteBack {
         let mut state = self.hold();
         let count = state.last.as_ref().map_or(0, |last| last.count) + 1;
         let loss = Loss { why: why.to_string(), notes_in_doubt: true };
+        state.lost = Some(loss.why.clone());
         if let Some(Err(why)) = self.log.get().map(|log| log.lost(&loss)) {
             tracing::error!(image = %image.display(), %why,
                 "cannot record this loss: it is forgotten at a restart");
@@ -214,8 +260,9 @@ impl WriteBack {
 
     /// Takes the loss out of the log; false when it stays there.
     fn strike_out(&self, image: &Path, state: &mut State) -> bool {
+        let lost = state.lost.as_deref().unwrap_or_default();
         if state.logged
-            && let Some(Err(why)) = self.log.get().map(|log| log.settled())
+            && let Some(Err(why)) = self.log.get().map(|log| log.settled(lost))
         {
             tracing::warn!(image = %image.display(), %why,
                 "cannot remove the record of a loss that is over");

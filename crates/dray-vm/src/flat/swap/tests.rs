@@ -8,7 +8,7 @@ use dray_config::Config;
 use dray_host::process::QemuProcess;
 use dray_host::record::Adopted;
 use dray_host::store::Store;
-use dray_image::{Loss, LossLog};
+use dray_image::{Loss, LossLog, Past};
 use dray_qemu::Pivot;
 use dray_serve::{Client, Exports};
 use serde_json::json;
@@ -272,7 +272,11 @@ impl LossLog for NoLog {
         Ok(())
     }
 
-    fn settled(&self) -> dray_image::Result<()> {
+    fn begun_anew(&self) -> dray_image::Result<()> {
+        Ok(())
+    }
+
+    fn settled(&self, _: &str) -> dray_image::Result<()> {
         Ok(())
     }
 }
@@ -283,7 +287,7 @@ fn what_a_flush_is_told_while_the_guest_is_stopped_the_guest_is_told_again() {
     let host = Host::new();
     let entry = host.raw(false);
     let loss = Loss { why: "the cable was pulled".to_owned(), notes_in_doubt: false };
-    entry.file.keep_losses(Arc::new(NoLog), Some(&loss));
+    entry.file.keep_losses(Arc::new(NoLog), &Past::owing(Some(loss)));
     assert!(refuse_untold(&entry).is_err() && Leaving::begin(&entry).is_err());
     let stopped = left_stopped(&host.registry);
     entry.file.flush().unwrap_err();

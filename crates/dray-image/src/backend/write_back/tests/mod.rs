@@ -289,7 +289,7 @@ fn a_loss_of_an_earlier_process_is_told_to_all_that_come_until_one_has_heard() {
     first.keep(Arc::clone(&log) as _, None);
     Guest::writer(&first).flush(lost).unwrap_err();
     let back = WriteBack::default();
-    back.keep(Arc::clone(&log) as _, log.0.lock().as_ref());
+    back.keep(Arc::clone(&log) as _, &Past::owing(log.0.lock().clone()));
     let (other, guest) = (Guest::comes(&back), Guest::comes(&back));
     assert!(other.is_told() && !other.is_told());
     assert!(!is_told(&back) && back.untold().is_some(), "the other one may be the guest");
@@ -398,7 +398,11 @@ impl LossLog for Written {
         Ok(())
     }
 
-    fn settled(&self) -> Result<()> {
+    fn begun_anew(&self) -> Result<()> {
+        self.settled("")
+    }
+
+    fn settled(&self, _: &str) -> Result<()> {
         *self.0.lock() = None;
         Ok(())
     }
@@ -409,7 +413,7 @@ fn a_restart_forgets_no_loss_before_a_flush_has_succeeded_after_the_guest_was_to
     let (log, image) = (Arc::new(Written::default()), Path::new("disk"));
     let start = || {
         let back = WriteBack::default();
-        back.keep(Arc::clone(&log) as _, log.0.lock().as_ref());
+        back.keep(Arc::clone(&log) as _, &Past::owing(log.0.lock().clone()));
         back
     };
     // dray's own sync fails, a guest's flush fails: each before a restart.
