@@ -6,7 +6,7 @@
 //! without the regions that it wrote into.
 
 use crate::folder::log::{End, Folder};
-use crate::lineage::{ReplicaNote, Written, stamp_of};
+use crate::lineage::{LostWrites, ReplicaNote, Written, stamp_of};
 use crate::pool::Pool;
 use crate::record::{CopyState, ImageRecord, NameKind};
 use crate::registry::{Entry, Registry};
@@ -62,6 +62,9 @@ pub enum Useless {
     /// Somebody has written to it.
     #[error(transparent)]
     Written(#[from] Written),
+    /// Its file has lost writes.
+    #[error(transparent)]
+    Lost(#[from] LostWrites),
     /// It is hardly known to hold anything.
     #[error("too many of its regions would have to be compared")]
     Distrusted,
@@ -84,6 +87,7 @@ impl ImageRecord {
         }
         let note = self.replica.as_ref().ok_or(Useless::Unknown)?;
         fits(ancestors, note.generation)?;
+        note.check_kept()?;
         if self.len != wanted.len {
             return Err(Useless::Length { here: self.len, there: wanted.len });
         }
@@ -123,6 +127,7 @@ impl Registry {
         let (now, len) = (stamp_of(&self.at(&path))?, entry.record().len);
         let found = entry.record().replica.map(|note| note.as_found(&now, len)).transpose();
         let found = found.map_err(io::Error::other)?;
+        found.iter().try_for_each(ReplicaNote::check_kept).map_err(io::Error::other)?;
         self.update(entry, |record| {
             record.state = CopyState::Incoming;
             // What is not trusted is known also when the migration comes to nothing.
@@ -158,6 +163,7 @@ impl Registry {
                 note.distrusted.extend(written);
                 note.distrusted.sort_unstable();
                 note.distrusted.dedup();
+                note.lost = note.lost.take().or_else(|| entry.file.lost_writes());
             }
         })?;
         let record = entry.record();

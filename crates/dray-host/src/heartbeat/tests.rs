@@ -208,6 +208,7 @@ impl Host {
             stamp: stamp_of(&copy).unwrap(),
             since_unix_ms: 0,
             stays: false,
+            lost: None,
             distrusted: Vec::new(),
         });
         let record = ImageRecord { replica, ..coming };

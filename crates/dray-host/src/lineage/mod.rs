@@ -46,6 +46,10 @@ pub struct ReplicaNote {
     /// there.
     #[serde(default)]
     pub distrusted: Vec<u64>,
+    /// Why writes to its file were lost since it was made: it holds its generation only as long as the system shows what
+    /// it has not written down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<String>,
     /// Its migration was ended without its target: it may be the only copy, and no limit removes it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stays: bool,
@@ -56,7 +60,20 @@ pub struct ReplicaNote {
 #[error("its file was changed after the handover")]
 pub struct Written;
 
+/// What a copy that was left behind holds may not be on the disk, whatever can be read of it.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("writes to its file were lost: {0}")]
+pub struct LostWrites(String);
+
 impl ReplicaNote {
+    /// Refuses a copy whose file has lost writes: neither its generation nor a comparison says what is on the disk.
+    ///
+    /// # Errors
+    /// That it has.
+    pub fn check_kept(&self) -> Result<(), LostWrites> {
+        self.lost.clone().map_or(Ok(()), |why| Err(LostWrites(why)))
+    }
+
     /// What the copy can be taken for, when its file of `len` bytes looks like `now`. One that was only touched
     /// holds its generation, unless somebody has written to it and has hidden that: all of it is compared.
     ///

@@ -99,6 +99,7 @@ impl Registry {
             since_unix_ms: unix_ms,
             stays: false,
             distrusted: Vec::new(),
+            lost: entry.file.lost_writes(),
         }))
     }
 
@@ -321,7 +322,7 @@ mod tests {
     use crate::registry::surroundings::tests::Plain;
     use crate::replicas::{undo_prepared, undo_unbegun};
     use crate::store::Store;
-    use dray_image::Image;
+    use dray_image::{Image, Loss, LossLog, Past};
     use dray_types::BLOCK_SIZE;
     use std::time::Duration;
 
@@ -410,6 +411,51 @@ mod tests {
             }
             drop((entry, registry));
             assert_eq!(first_block(&start(dir.path())), [7; 4096]);
+        }
+    }
+
+    struct NoLog;
+
+    impl LossLog for NoLog {
+        fn lost(&self, _: &Loss) -> dray_image::Result<()> {
+            Ok(())
+        }
+
+        fn settled(&self, _: &str) -> dray_image::Result<()> {
+            Ok(())
+        }
+
+        fn begun_anew(&self) -> dray_image::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn lose_writes(entry: &Entry) {
+        let past = Past { owed: None, lost: Some("the pool is full".to_owned()) };
+        entry.file.keep_losses(Arc::new(NoLog), &past);
+    }
+
+    /// What is read of it may be in memory only. It was lost while the image was here, or by a migration back.
+    #[test]
+    fn a_copy_whose_file_has_lost_writes_is_no_base() {
+        for by_return in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let (registry, entry) = if by_return { left(dir.path()) } else { leaving(dir.path()) };
+            if by_return {
+                let entry = registry.begin_return(&entry, BACK).unwrap();
+                lose_writes(&entry);
+                registry.end_return(&entry, &[]).unwrap();
+            } else {
+                lose_writes(&entry);
+                registry.retire(&entry, Epoch(2), 0).unwrap();
+                registry.update(&entry, |record| record.migration = None).unwrap();
+            }
+            drop((entry, registry));
+            let registry = start(dir.path());
+            let entry = registry.get(NAME).unwrap();
+            let why = registry.begin_return(&entry, BACK).map(drop).unwrap_err().to_string();
+            assert!(why.contains("lost: the pool is full"), "{why}");
+            assert_eq!(entry.record().state, CopyState::Replica, "it is kept");
         }
     }
 

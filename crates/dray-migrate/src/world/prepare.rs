@@ -77,6 +77,7 @@ impl SimAgent {
         let record = entry.record();
         let note = record.replica.as_ref()?;
         fits(ancestors, note.generation).ok()?;
+        note.check_kept().ok()?;
         let path = self.registry.at(&record.current_path().ok()?);
         note.as_found(&stamp_of(&path).ok()?, record.len).ok()
     }

@@ -285,6 +285,7 @@ fn become_replica(
             stamp: stamp_of(&registry.at(&names.replica(note.epoch)))?,
             since_unix_ms: unix_ms(),
             stays: false,
+            lost: None,
             distrusted: note.finished.clone().unwrap_or_default(),
         }),
         ..ImageRecord::owned(note.name.clone(), note.id, note.path.clone(), note.len)
