@@ -173,9 +173,10 @@ impl Registry {
             .map_err(|why| short::device(&record).unwrap_or_else(|| io::Error::other(why)))?;
         short::refuse(&record, &*file)?;
         let (record, file) = self.with_all_of_it(record, file)?;
-        let record = self.found_whole(record, &*file);
         let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
         let flat = open_flat(&self.store, &*self.around, &record, &file)?;
+        // What it has lost is known from here on.
+        let record = self.found_whole(record, &*file);
         let entry = Arc::new(Entry::new(record, file, heat, flat, waits));
         if entry.record().is_between_places() {
             // Its QEMU may have to flush it before it can say where it is.

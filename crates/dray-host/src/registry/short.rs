@@ -99,11 +99,16 @@ pub(super) fn device(record: &ImageRecord) -> Option<io::Error> {
     Some(Short::of(record, has))
 }
 
+/// Whether the length that is seen may be one that was never written down, as the content may be.
+fn has_lost(file: &dyn ImageFile) -> bool {
+    file.lost_writes().is_some()
+}
+
 impl Registry {
     /// The record says from now on that the file has had all of the image, if it has.
     pub(super) fn found_whole(&self, record: ImageRecord, file: &dyn ImageFile) -> ImageRecord {
         // What a power cut can still undo is not relied on.
-        if record.whole || !is_whole(&record, file) || file.sync().is_err() {
+        if record.whole || !is_whole(&record, file) || file.sync().is_err() || has_lost(file) {
             return record;
         }
         let record = ImageRecord { whole: true, ..record };
@@ -117,7 +122,8 @@ impl Registry {
     /// [`keep`](Self::keep) makes that durable. The length is.
     pub fn note_whole(&self, entry: &Entry) {
         let mut record = entry.lock();
-        record.whole = record.whole || is_whole(&record, &*entry.file);
+        let file = &*entry.file;
+        record.whole = record.whole || is_whole(&record, file) && !has_lost(file);
     }
 
     /// Forgets an image that is closed because its file is too short, or another one, if it belongs to this host and

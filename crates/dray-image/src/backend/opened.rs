@@ -43,7 +43,7 @@ pub trait ImageFile: Image {
     /// `past` there: what is owed a guest's flush will report.
     fn keep_losses(&self, log: Arc<dyn LossLog>, past: &Past);
 
-    /// Why writes to it were lost since it was made; may block for as long as a sync under way takes. The system still
+    /// Why writes to it were lost since it was made, as far as is known: a sync under way may fail. The system still
     /// shows what was written, takes it for written down, and may forget it at any time: no comparison of what it
     /// shows, and no later sync, says that it is on the disk.
     fn lost_writes(&self) -> Option<String>;

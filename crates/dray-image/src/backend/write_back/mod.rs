@@ -144,9 +144,8 @@ impl WriteBack {
         let _ = self.log.set(log);
     }
 
-    /// Why the file has lost writes since it was made, also by a sync under way.
+    /// Why the file has lost writes since it was made, as far as is known: a sync under way may be about to fail.
     pub(crate) fn lost(&self) -> Option<String> {
-        self.under_way.wait();
         self.hold().lost.clone()
     }
 

@@ -167,12 +167,24 @@ impl SeedFile {
         done
     }
 
+    /// Makes what was written so far durable. If that fails nobody knows what is on the disk, whatever the file shows:
+    /// the next one begins with a new file.
+    fn sync(&self) -> io::Result<()> {
+        dray_image::Image::flush(&*self.file).map_err(|why| {
+            let gone = self.names.remove_seed().map_err(other).and_then(|()| forget(&self.at));
+            if let Err(why) = gone {
+                tracing::warn!(path = %self.path.display(), %why, "cannot remove a seed that has lost writes");
+            }
+            other(why)
+        })
+    }
+
     /// Makes what was written so far durable, and then the note that it was: `done` is from before.
     ///
     /// # Errors
     /// What the file system reports.
     pub fn save(&mut self, done: &[bool]) -> io::Result<()> {
-        dray_image::Image::flush(&*self.file).map_err(other)?;
+        self.sync()?;
         let set: BlockSet = done
             .iter()
             .zip(0..)
@@ -189,7 +201,7 @@ impl SeedFile {
     /// # Errors
     /// What the file system reports, or that another file has its name.
     pub fn leave(mut self, done: &[bool]) -> io::Result<()> {
-        dray_image::Image::flush(&*self.file).map_err(other)?;
+        self.sync()?;
         self.note.left = Some(self.stamp()?);
         self.save(done)
     }
@@ -208,7 +220,7 @@ impl SeedFile {
     /// # Errors
     /// What the file system or the registry reports, or that another file has its name.
     pub fn finish(mut self, failed: &[u32], registry: &Registry) -> io::Result<()> {
-        dray_image::Image::flush(&*self.file).map_err(other)?;
+        self.sync()?;
         let mut regions: Vec<u64> =
             failed.iter().map(|&task| u64::from(task) / REGION_TASKS).collect();
         regions.sort_unstable();

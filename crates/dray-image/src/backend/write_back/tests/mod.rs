@@ -79,7 +79,7 @@ impl<'a> Guest<'a> {
 /// An image whose losses are written down, and of which everything is durable.
 fn logged() -> (WriteBack, Arc<Written>) {
     let (back, log) = (WriteBack::default(), Arc::new(Written::default()));
-    back.keep(Arc::clone(&log) as _, None);
+    back.keep(Arc::clone(&log) as _, &Past::default());
     back.guest(Path::new("disk"), || Ok(())).unwrap();
     (back, log)
 }
@@ -286,7 +286,7 @@ fn a_flush_that_was_sent_before_the_answer_does_not_show_that_it_was_heard() {
 fn a_loss_of_an_earlier_process_is_told_to_all_that_come_until_one_has_heard() {
     let log = Arc::new(Written::default());
     let first = WriteBack::default();
-    first.keep(Arc::clone(&log) as _, None);
+    first.keep(Arc::clone(&log) as _, &Past::default());
     Guest::writer(&first).flush(lost).unwrap_err();
     let back = WriteBack::default();
     back.keep(Arc::clone(&log) as _, &Past::owing(log.0.lock().clone()));
@@ -324,7 +324,7 @@ fn what_a_client_was_told_while_qemu_stopped_its_guest_it_is_told_again() {
 fn a_loss_that_qemu_itself_was_told_while_it_stopped_the_guest_is_told_again() {
     let (log, image) = (Arc::new(Written::default()), Path::new("disk"));
     let back = WriteBack::default();
-    back.keep(Arc::clone(&log) as _, None);
+    back.keep(Arc::clone(&log) as _, &Past::default());
     back.own(image, lost).unwrap_err();
     back.guest_stops(true);
     // The guest may go on before `guest_stops(false)`.
@@ -434,7 +434,7 @@ fn a_restart_forgets_no_loss_before_a_flush_has_succeeded_after_the_guest_was_to
 fn a_loss_that_was_no_guests_is_told_to_nobody() {
     let (log, image) = (Arc::new(Written::default()), Path::new("disk"));
     let back = WriteBack::default();
-    back.keep(Arc::clone(&log) as _, None);
+    back.keep(Arc::clone(&log) as _, &Past::default());
     back.own(image, lost).unwrap_err();
     back.forget(image);
     assert!(log.0.lock().is_none() && back.error().is_none());

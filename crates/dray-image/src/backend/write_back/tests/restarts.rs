@@ -44,7 +44,7 @@ struct Process<'a> {
 impl<'a> Process<'a> {
     fn start(losses: &Arc<Written>, present: &'a Present) -> Self {
         let (back, unrecorded) = (WriteBack::default(), Unrecorded::new(8));
-        back.keep(Arc::clone(losses) as _, losses.0.lock().as_ref());
+        back.keep(Arc::clone(losses) as _, &Past::owing(losses.0.lock().clone()));
         if unrecorded.inherit(&present.noted.lock(), back.error()) {
             back.notes_begin_anew();
         }
