@@ -4,6 +4,7 @@
 //! name after [`Files::sync_dir`] of the folder that it is in.
 
 mod device;
+mod instance;
 mod real;
 pub mod sim;
 
@@ -13,6 +14,7 @@ pub use real::{RealFiles, birth_of};
 use std::fmt::Debug;
 use std::io;
 use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// Length of the id of a boot.
 pub const BOOT_LEN: usize = 36;
@@ -139,6 +141,14 @@ pub trait Files: Send + Sync + Debug {
     /// What the system reports.
     fn boot(&self) -> io::Result<[u8; BOOT_LEN]>;
 
+    /// What tells one life of the mounted file system that has `folder` from another life of it in the same boot: what
+    /// was written and not synced is lost when it is unmounted after its device has failed, and the host goes on. It
+    /// stays the same however often and wherever it is mounted as well. None where the system does not tell.
+    ///
+    /// # Errors
+    /// `NotFound` when nothing is there, or what the system reports.
+    fn instance(&self, folder: &Path) -> io::Result<Option<u64>>;
+
     /// What the kernel tells of the block device at `path`. It counts what has reached the device, so what
     /// waits in the page cache is written first.
     ///
@@ -209,6 +219,34 @@ pub trait StateFile: Send + Sync + Debug {
     /// # Errors
     /// What the system reports.
     fn touch(&self, not_before: (i64, i64)) -> io::Result<(i64, i64)>;
+}
+
+/// For how long what was written to a file and not synced is still there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cache {
+    /// The boot of the host.
+    pub boot: [u8; BOOT_LEN],
+    /// The [life](Files::instance) of the file system; without one the boot alone has to tell.
+    pub instance: Option<u64>,
+}
+
+impl Cache {
+    /// That of files in `folder`.
+    ///
+    /// # Errors
+    /// As [`Files::boot`] and [`Files::instance`].
+    pub fn of(files: &dyn Files, folder: &Path) -> io::Result<Self> {
+        Ok(Self { boot: files.boot()?, instance: files.instance(folder)? })
+    }
+
+    /// Both in the length of a boot's id: that id itself where there is no instance.
+    pub fn id(&self) -> [u8; BOOT_LEN] {
+        let Some(instance) = self.instance else { return self.boot };
+        let sum = xxh3_128(&[&self.boot[..], &instance.to_le_bytes()].concat());
+        let mut id = [b'0'; BOOT_LEN];
+        id.iter_mut().zip(format!("fs1-{sum:032x}").bytes()).for_each(|(byte, of)| *byte = of);
+        id
+    }
 }
 
 /// Everything in the file at `path`.

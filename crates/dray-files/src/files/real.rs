@@ -126,6 +126,10 @@ impl Files for RealFiles {
         id.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the boot's id is too short"))
     }
 
+    fn instance(&self, folder: &Path) -> io::Result<Option<u64>> {
+        super::instance::instance(folder)
+    }
+
     fn device(&self, path: &Path) -> io::Result<Device> {
         Device::at(path)
     }

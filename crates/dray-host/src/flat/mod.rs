@@ -115,7 +115,7 @@ impl Flat {
         present: &StatePath,
     ) -> io::Result<Self> {
         chain.moved(&record.current_path().map_err(io::Error::other)?);
-        let log = PresentFile::open(present, BlockRange::whole(record.len).len)?;
+        let log = PresentFile::open(present, &record.path, BlockRange::whole(record.len).len)?;
         let (below, here) = (Arc::clone(&chain) as Arc<dyn Image>, log.all());
         let (file, noted) = (Arc::clone(file) as Arc<dyn Image>, log.noted());
         let overlay = Overlay::new(below, file, &here, &noted, log).map_err(io::Error::other)?;

@@ -8,7 +8,7 @@
 //! so that a full state directory changes nothing.
 
 use dray_files::StatePath;
-use dray_files::files::{BOOT_LEN, Kind, Look, StateFile};
+use dray_files::files::{BOOT_LEN, Cache, Kind, Look, StateFile};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::{Arc, Weak};
@@ -19,7 +19,8 @@ use xxhash_rust::xxh3::xxh3_64;
 pub const EVERY: Duration = Duration::from_secs(1);
 /// An agent that is busy touches a heartbeat late, and what it was writing when it died may end after it, in seconds.
 const LATE: i64 = 4;
-/// A power cut takes back what the file system had not written down by then, in seconds.
+/// A power cut, or a failure of the device below the heartbeat alone, takes back what the file system had not written
+/// down by then, in seconds.
 const LOST: i64 = 60;
 
 const MAGIC: &[u8; 8] = b"DRAYBEA1";
@@ -52,7 +53,7 @@ impl Heartbeats {
     /// # Errors
     /// What the file system reports.
     pub fn make(&self, path: &StatePath) -> io::Result<Arc<Heartbeat>> {
-        path.replace(&encode(&path.files().boot()?))?;
+        path.replace(&encode(&cache_of(path)?.id()))?;
         self.begin(path)
     }
 
@@ -63,7 +64,7 @@ impl Heartbeats {
     /// What the file system reports.
     pub fn begin(&self, path: &StatePath) -> io::Result<Arc<Heartbeat>> {
         let (file, before) = (path.open()?, path.look()?.changed);
-        let now = encode(&path.files().boot()?);
+        let now = encode(&cache_of(path)?.id());
         // In place, into room that is there.
         if file.read()? != now {
             file.write_at(&now, 0)?;
@@ -103,7 +104,9 @@ pub fn is_left(path: &StatePath, file: &Look) -> io::Result<bool> {
         found => found?,
     };
     let Some(boot) = decode(&bytes) else { return Ok(false) };
-    let grace = if boot == path.files().boot()? { LATE } else { LOST };
+    let now = cache_of(path)?;
+    // Earlier versions name the boot alone.
+    let grace = if boot == now.id() || boot == now.boot { LATE } else { LOST };
     let until = (last.0.saturating_add(grace), last.1);
     Ok(file.changed <= until && file.touched <= until)
 }
@@ -117,7 +120,12 @@ fn encode(boot: &[u8; BOOT_LEN]) -> Vec<u8> {
     bytes
 }
 
-/// The boot in which the heartbeat was begun last.
+/// For how long what is written beside a heartbeat is there, durable or not.
+fn cache_of(path: &StatePath) -> io::Result<Cache> {
+    Cache::of(&**path.files(), path.path().parent().unwrap_or(path.path()))
+}
+
+/// The boot, and the life of the file system, in which the heartbeat was begun last.
 fn decode(bytes: &[u8]) -> Option<[u8; BOOT_LEN]> {
     let (head, sum) = bytes.get(..LEN)?.split_at(SUM_AT);
     let boot = head.strip_prefix(MAGIC)?.try_into().ok()?;

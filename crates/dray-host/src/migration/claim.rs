@@ -374,7 +374,7 @@ impl<L: Loops> Claims<'_, L> {
         let folder = self.folder(record)?;
         let blocks = BlockRange::whole(record.len).len;
         let path = folder.file(&present_name(part.index));
-        let present = PresentFile::open(&path, blocks)?;
+        let present = PresentFile::open(&path, &record.path, blocks)?;
         if record.state == CopyState::Owner && !present.has_begun() {
             let why = format!("{}: the record of the blocks on this host is lost", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));

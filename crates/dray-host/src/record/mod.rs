@@ -7,6 +7,7 @@ use crate::process::QemuProcess;
 use crate::stamp::FileStamp;
 use chain::FlatRecord;
 use dray_engine::lineage::FileIdentity;
+use dray_files::files::{Cache, Files};
 use dray_image::ImageNames;
 use dray_types::{BlockRange, BlockSet, Epoch, ImageId, MigrationId};
 use dray_wire::ImageOffer;
@@ -196,6 +197,25 @@ pub struct ImageRecord {
     /// The file system that its file was on when it was opened last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_system: Option<u64>,
+    /// How long that file system has been mounted then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mounted: Option<Mounted>,
+}
+
+/// A life of a mounted file system: what was written and not synced is lost with it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Mounted {
+    /// The boot of the host.
+    pub boot: String,
+    /// As [`Files::instance`](dray_files::files::Files::instance).
+    pub instance: u64,
+}
+
+impl Mounted {
+    fn of(cache: &Cache) -> Option<Self> {
+        let instance = cache.instance?;
+        Some(Self { boot: String::from_utf8_lossy(&cache.boot).into_owned(), instance })
+    }
 }
 
 impl ImageRecord {
@@ -225,6 +245,7 @@ impl ImageRecord {
             swap: None,
             claim: None,
             file_system: None,
+            mounted: None,
         }
     }
 
@@ -284,6 +305,18 @@ impl ImageRecord {
     /// The number of the file system that the image's folder is on now; none of a device.
     pub(crate) fn file_system_now(&self) -> Option<u64> {
         if self.device { None } else { file_system_below(&self.path) }
+    }
+
+    /// The life that the file system with its folder is in, among `files`; none where that cannot be told.
+    pub(crate) fn mounted_now(&self, files: &dyn Files) -> Option<Mounted> {
+        let folder = self.path.parent().filter(|_| !self.device)?;
+        Mounted::of(&Cache::of(files, folder).ok()?)
+    }
+
+    /// Whether its file system was mounted anew since the image was opened last, and the host was not booted.
+    pub(crate) fn was_mounted_anew(&self, files: &dyn Files) -> bool {
+        let both = self.mounted.as_ref().zip(self.mounted_now(files));
+        both.is_some_and(|(then, now)| then.boot == now.boot && then.instance != now.instance)
     }
 
     /// Whether its folder is on another file system than when it was opened last.

@@ -204,7 +204,8 @@ impl Registry {
             Some(Standing::Owned(_)) if served => Ok(false),
             Some(Standing::Owned(part)) => {
                 let path = folder.file(&present_name(part.index));
-                let present = PresentFile::open(&path, BlockRange::whole(record.len).len)?;
+                let present =
+                    PresentFile::open(&path, &record.path, BlockRange::whole(record.len).len)?;
                 let mut missing = part.handover.missing;
                 missing.subtract(&present.all());
                 // What is only noted is not durable.

@@ -61,7 +61,7 @@ use clients::KnownClients;
 use closed::{Absent, ClosedImages};
 use dray_engine::lineage::Lineage;
 use dray_files::StatePath;
-use dray_image::{ImageFile, ImageNames, OpenImages, QemuLocks};
+use dray_image::{ErrorKind, ImageFile, ImageNames, OpenImages, QemuLocks};
 use dray_types::{BlockSet, ImageId, MigrationId};
 use files::{open_file, open_flat};
 use identity::heartbeat_path;
@@ -177,6 +177,7 @@ impl Registry {
         let flat = open_flat(&self.store, &*self.around, &record, &file)?;
         // What it has lost is known from here on.
         let record = self.found_whole(record, &*file);
+        self.tell_mounted_anew(&record, &*file);
         let entry = Arc::new(Entry::new(record, file, heat, flat, waits));
         if entry.record().is_between_places() {
             // Its QEMU may have to flush it before it can say where it is.
@@ -191,13 +192,32 @@ impl Registry {
         Ok(entry)
     }
 
+    /// The guest of an image whose file system was mounted anew, and which runs still, may have written what is lost: its
+    /// next flush says so.
+    fn tell_mounted_anew(&self, record: &ImageRecord, file: &dyn ImageFile) {
+        let images = self.store.images();
+        let files = &**images.files();
+        if record.state == CopyState::Owner
+            && record.was_mounted_anew(files)
+            && self.a_client_runs(&record.name)
+        {
+            let why = "its file system was unmounted and mounted anew while a client was attached";
+            file.owe_loss(&dray_image::Error::new(ErrorKind::Io, "keeping what was written", why));
+        }
+    }
+
     /// Where the image's file is found from now on.
     fn note_file_system(&self, entry: &Entry) {
-        let (record, now) = (entry.record(), entry.record().file_system_now());
-        if now.is_none() || now == record.file_system {
+        let record = entry.record();
+        let file_system = record.file_system_now().or(record.file_system);
+        let mounted = record.mounted_now(&**self.store.images().files()).or(record.mounted.clone());
+        if (file_system, &mounted) == (record.file_system, &record.mounted) {
             return;
         }
-        if let Err(why) = self.update(entry, |record| record.file_system = now) {
+        let noted = self.update(entry, |record| {
+            (record.file_system, record.mounted) = (file_system, mounted);
+        });
+        if let Err(why) = noted {
             tracing::debug!(image = record.name, %why, "cannot note the file system of an image");
         }
     }
@@ -329,7 +349,8 @@ impl Registry {
     ) -> io::Result<Arc<Entry>> {
         let whole = short::is_whole(&record, &*file);
         let file_system = record.file_system_now();
-        let record = of_fair_len(ImageRecord { whole, file_system, ..record })?;
+        let mounted = record.mounted_now(&**self.store.images().files());
+        let record = of_fair_len(ImageRecord { whole, file_system, mounted, ..record })?;
         let waits = self.waits_for_file(&record.name);
         // Before the images: one whose file comes back meanwhile is among those by then.
         let absent = self.absent_records();

@@ -323,3 +323,34 @@ fn locks_that_could_not_be_had_are_taken_when_they_can_be() {
     registry.open_absent();
     drop(other().unwrap());
 }
+
+/// This process, as the client of an image.
+fn this_process() -> clients::Process {
+    let pid = std::process::id();
+    let started = crate::process::started(i32::try_from(pid).unwrap()).unwrap();
+    clients::Process { pid, started }
+}
+
+/// The device below the pool alone fails: the host goes on, and with it a guest that has written and not flushed.
+#[test]
+fn a_guest_is_told_that_the_file_system_was_mounted_anew_while_it_ran() {
+    for runs in [true, false] {
+        let (disk, registry) = host_with_disk();
+        let entry = add_disk(&registry).unwrap();
+        if runs {
+            registry.attached("disk", this_process());
+        }
+        drop((entry, registry));
+        let flush = || load(disk.files()).get("disk").unwrap().file.flush();
+        disk.kill();
+        flush().unwrap();
+        disk.remount(Path::new("/pool"));
+        assert_eq!(flush().is_err(), runs, "a client that is still there has to hear of it");
+        // Until it was told and has heard, each agent says so.
+        disk.kill();
+        assert_eq!(flush().is_err(), runs);
+        disk.kill();
+        disk.cut();
+        flush().unwrap();
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::{FileImage, FileOptions, LossLog, Past};
 use crate::names::open_closed;
-use crate::{Image, Result, WriteBackError};
+use crate::{Error, Image, Result, WriteBackError};
 use std::fmt::Debug;
 use std::path::Path;
 use std::sync::Arc;
@@ -53,6 +53,9 @@ pub trait ImageFile: Image {
     /// # Errors
     /// What the system reports, or that it cannot be written down.
     fn begin_anew(&self) -> Result<()>;
+
+    /// Writes of an earlier process are lost, which a guest's flush will report.
+    fn owe_loss(&self, why: &Error);
 
     /// What was lost so far was no guest's, who is about to come: its flushes do not report it.
     fn forget_losses(&self);

@@ -180,10 +180,12 @@ impl TargetImages {
             let present = parts.folder.file(&present_name(ix));
             let blocks = BlockRange::whole(entry.disk.geometry().len).len;
             let index = ImageIndex(ix as u16);
-            let known = PresentFile::open(&present, blocks).and_then(|present| {
-                let begun = present.has_begun();
-                check_served(&entry.record(), intent.migration, (owned, begun)).map(|()| present)
-            });
+            let known =
+                PresentFile::open(&present, &entry.record().path, blocks).and_then(|present| {
+                    let begun = present.has_begun();
+                    check_served(&entry.record(), intent.migration, (owned, begun))
+                        .map(|()| present)
+                });
             Some(known.map(|present| Open {
                 intent: image.clone(),
                 entry,

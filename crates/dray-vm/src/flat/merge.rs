@@ -133,8 +133,9 @@ pub(super) mod tests {
         made.unwrap().set_len(LEN).unwrap();
         let options = FileOptions { write: true, direct: false, export_len: None };
         let file = Arc::new(FileImage::open(&path, options).unwrap());
-        let log = PresentFile::open(&dray_files::StatePath::real(dir.join("disk.flat")), 1 << 20)
-            .unwrap();
+        let log =
+            PresentFile::open(&dray_files::StatePath::real(dir.join("disk.flat")), &path, 1 << 20)
+                .unwrap();
         let chain = Chain::new(dir.join("chain"), layers.to_vec(), LEN, None, anything());
         let here = log.all();
         let (below, noted) = (Arc::clone(&chain) as _, log.noted());

@@ -169,6 +169,12 @@ impl SimDisk {
         self.lock().cut();
     }
 
+    /// The device of the file system at `folder` fails while no process runs, and the file system is mounted anew: what
+    /// was not synced of its files is lost, and the host goes on.
+    pub fn remount(&self, folder: &Path) {
+        self.lock().remount(folder);
+    }
+
     /// The file system of `folder` is mounted like that from now on; as it should be, without `how`. Nobody
     /// has a file of it open.
     pub fn mount(&self, folder: &Path, how: Option<Mount>) {
@@ -433,6 +439,10 @@ impl Files for SimFiles {
         let mut id = [b'0'; BOOT_LEN];
         id[..8].copy_from_slice(&boot.to_le_bytes());
         Ok(id)
+    }
+
+    fn instance(&self, folder: &Path) -> io::Result<Option<u64>> {
+        Ok(Some(self.disk.lock().instance(folder)))
     }
 
     fn device(&self, path: &Path) -> io::Result<Device> {

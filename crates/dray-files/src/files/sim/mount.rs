@@ -27,6 +27,31 @@ impl State {
         self.mounted.as_ref().filter(|mounted| path.starts_with(&mounted.folder)).map(|m| m.how)
     }
 
+    /// Which life of its file system a folder is in.
+    pub(super) fn instance(&self, folder: &Path) -> u64 {
+        let times = self.remounts.iter().find(|(at, _)| folder.starts_with(at));
+        times.map_or(0, |(_, times)| *times)
+    }
+
+    /// The names in it stay, and of the content of its files what was synced, or any part of the rest.
+    pub(super) fn remount(&mut self, folder: &Path) {
+        let dirs = self.pending.keys().filter(|dir| dir.starts_with(folder));
+        let dirs: Vec<_> = dirs.cloned().collect();
+        dirs.iter().for_each(|dir| self.sync_dir(dir));
+        let of_file = |(path, entry): (&Path, Entry)| match entry {
+            Entry::File(number) if path.starts_with(folder) => Some(number),
+            _ => None,
+        };
+        let numbers: Vec<_> = self.live.iter().filter_map(of_file).collect();
+        for number in numbers {
+            if let Some(inode) = self.inodes.get_mut(&number) {
+                inode.cut(&mut self.random);
+            }
+        }
+        *self.remounts.entry(folder.to_owned()).or_default() += 1;
+        self.life += 1;
+    }
+
     /// Whether nobody can look there.
     pub(super) fn refuse_look(&self, path: &Path) -> io::Result<()> {
         match self.mounted_at(path) {

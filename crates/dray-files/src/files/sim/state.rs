@@ -93,6 +93,8 @@ pub(super) struct State {
     pub(super) full: bool,
     /// A file system that is not mounted as it should be.
     pub(super) mounted: Option<Mounted>,
+    /// How often the file systems of these folders were mounted anew.
+    pub(super) remounts: BTreeMap<PathBuf, u64>,
     /// Block devices.
     pub(super) devices: BTreeMap<PathBuf, Device>,
     pub(super) random: Random,
@@ -122,6 +124,7 @@ impl State {
             boot: 0,
             full: false,
             mounted: None,
+            remounts: BTreeMap::new(),
             devices: BTreeMap::new(),
             random: Random(seed),
         }

@@ -1,8 +1,8 @@
 //! The durable record of blocks that arrived or were overwritten since this host became the owner.
 //!
 //! Two files: a journal that survives the host, written after a data sync (I2), and [`notes`] that
-//! survive the process, written without one. Notes are believed within the boot that wrote them,
-//! while the page cache still holds what they speak of; what only they name must be recorded by the
+//! survive the process, written without one. Notes are believed within the boot that wrote them, and as long as the
+//! image's file system stays mounted, while the page cache still holds what they speak of; what only they name must be recorded by the
 //! next flush.
 
 mod notes;
@@ -14,6 +14,7 @@ use dray_types::{BlockRange, BlockSet};
 use notes::Notes;
 use parking_lot::{Mutex, MutexGuard};
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 /// A journal up to this long is left as it is.
@@ -42,11 +43,12 @@ struct Recorded {
 }
 
 impl PresentFile {
-    /// Opens or makes the record at `path` of an image of `blocks` blocks, and the notes beside it.
+    /// Opens or makes the record at `path` of an image of `blocks` blocks in the file or device `image`, and the notes
+    /// beside it.
     ///
     /// # Errors
     /// What the file system reports, or that the record is damaged.
-    pub fn open(path: &StatePath, blocks: u64) -> io::Result<Arc<Self>> {
+    pub fn open(path: &StatePath, image: &Path, blocks: u64) -> io::Result<Arc<Self>> {
         let (mut journal, records) = Journal::open(path).map_err(io::Error::other)?;
         // Without it a flush needs room when it comes.
         let _ = journal.reserve(ROOM);
@@ -55,7 +57,7 @@ impl PresentFile {
             all.union_with(&BlockSet::decode(record).map_err(io::Error::other)?);
         }
         let all = all.intersection(BlockRange::new(0, blocks));
-        let mut notes = Notes::open(&path.with_extension("notes"), blocks)?;
+        let mut notes = Notes::open(&path.with_extension("notes"), image, blocks)?;
         notes.covered(&all);
         let (begun, compact_at) = (!records.is_empty(), COMPACT);
         let journal = Mutex::new(Recorded { journal, all, begun, compact_at });
@@ -172,7 +174,7 @@ mod tests {
     fn what_is_only_noted_is_told_apart_until_it_is_recorded() {
         let dir = tempfile::tempdir().unwrap();
         let path = StatePath::real(dir.path().join("present-0"));
-        let open = || PresentFile::open(&path, 1000).unwrap();
+        let open = || PresentFile::open(&path, path.path(), 1000).unwrap();
         let file = open();
         assert!(!file.has_begun());
         file.begin().unwrap();
@@ -192,7 +194,7 @@ mod tests {
         const BLOCKS: u64 = 1 << 20;
         let dir = tempfile::tempdir().unwrap();
         let path = StatePath::real(dir.path().join("present-0"));
-        let file = PresentFile::open(&path, BLOCKS).unwrap();
+        let file = PresentFile::open(&path, path.path(), BLOCKS).unwrap();
         let every_other: BlockSet = (0..1 << 15).map(|n| BlockRange::new(2 * n, 1)).collect();
         for nth in 0..300 {
             let mut present = every_other.clone();
@@ -200,7 +202,7 @@ mod tests {
             file.record(&present).unwrap();
             assert!(path.look().unwrap().len < 2 * COMPACT);
         }
-        let again = PresentFile::open(&path, BLOCKS).unwrap();
+        let again = PresentFile::open(&path, path.path(), BLOCKS).unwrap();
         assert_eq!((again.all().len(), again.has_begun()), ((1 << 15) + 300, true));
     }
 }

@@ -1,19 +1,21 @@
 //! Notes: blocks that are in an image before a durable record says so. They survive the process and
-//! not the host: nothing here is synced, and a note of another boot counts for nothing.
+//! not the page cache: nothing here is synced, and a note counts for nothing in another boot, or when the file system
+//! of the image was mounted anew.
 //!
-//! The file is a header that names the boot, and notes of one length behind it. Each has a checksum
-//! over its place, the boot and itself, so what is torn, old or foreign is no note, and those behind
+//! The file is a header that names [both](Cache), and notes of one length behind it. Each has a checksum
+//! over its place, that name and itself, so what is torn, old or foreign is no note, and those behind
 //! it still are. The bytes are described in `docs/reference/formats.md`.
 
 use dray_files::StatePath;
-use dray_files::files::{BOOT_LEN, StateFile};
+use dray_files::files::{BOOT_LEN, Cache, StateFile};
 use dray_types::{BlockRange, BlockSet};
 use std::io;
+use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
 
 const MAGIC: &[u8; 8] = b"DRAYNOTE";
 const VERSION: u32 = 1;
-/// Magic, version, boot, checksum.
+/// Magic, version, boot and file system, checksum.
 const HEADER_LEN: usize = 8 + 4 + BOOT_LEN + 8;
 /// First block, number of blocks, checksum.
 const NOTE_LEN: usize = 24;
@@ -27,6 +29,7 @@ const COMPACT: u64 = 1 << 20;
 /// The notes of one image.
 pub struct Notes {
     path: StatePath,
+    /// For how long they count.
     boot: [u8; BOOT_LEN],
     /// None when it could not be opened or made: that is tried again with each note.
     file: Option<Open>,
@@ -43,14 +46,34 @@ struct Open {
 }
 
 impl Notes {
-    /// The notes at `path` of an image of `blocks` blocks. Those of another boot, and what is no
-    /// note, are as if they were not there; a file that cannot be made or begun anew costs notes to come,
+    /// The notes at `path` of an image of `blocks` blocks in the file or device `image`. Those of another boot, or of
+    /// an earlier life of its file system, and what is no note, are as if they were not there; a file that cannot be made or begun anew costs notes to come,
     /// and not the start.
     ///
     /// # Errors
-    /// When the file is there and cannot be read: what a guest has written would be fetched over it.
-    pub fn open(path: &StatePath, blocks: u64) -> io::Result<Self> {
-        Self::of_boot(path, blocks, boot_id(path))
+    /// When the file is there and cannot be read, or nobody tells whether its file system was mounted anew: what a guest
+    /// has written would be fetched over it.
+    pub fn open(path: &StatePath, image: &Path, blocks: u64) -> io::Result<Self> {
+        let files = path.files();
+        let Ok(boot) = files.boot() else { return Self::of_boot(path, blocks, of_process()) };
+        let instance = files.instance(image.parent().unwrap_or(image))?;
+        Self::of_cache(path, blocks, &Cache { boot, instance })
+    }
+
+    fn of_cache(path: &StatePath, blocks: u64, cache: &Cache) -> io::Result<Self> {
+        let id = cache.id();
+        let begins_with = |boot| path.open()?.read().map(|bytes| bytes.starts_with(&header(boot)));
+        if id == cache.boot || !begins_with(&cache.boot).unwrap_or(false) {
+            return Self::of_boot(path, blocks, id);
+        }
+        // Earlier versions name the boot alone.
+        let mut notes = Self::of_boot(path, blocks, cache.boot)?;
+        notes.boot = id;
+        if !notes.compact() {
+            // What is added has to fit to what is there.
+            notes.boot = cache.boot;
+        }
+        Ok(notes)
     }
 
     fn of_boot(path: &StatePath, blocks: u64, boot: [u8; BOOT_LEN]) -> io::Result<Self> {
@@ -83,7 +106,7 @@ impl Notes {
     }
 
     fn take_in(&mut self, file: Box<dyn StateFile>, bytes: &[u8], blocks: u64) -> io::Result<()> {
-        let header = self.header();
+        let header = header(&self.boot);
         let Some(notes) = bytes.strip_prefix(&header[..]) else { return self.begin(file) };
         let whole = BlockRange::new(0, blocks);
         for (nth, note) in notes.chunks(NOTE_LEN).enumerate() {
@@ -102,17 +125,9 @@ impl Notes {
         file.set_len(0)?;
         // Without it notes still go where there is room.
         let _ = file.reserve(0, ROOM);
-        file.write_at(&self.header(), 0)?;
+        file.write_at(&header(&self.boot), 0)?;
         self.file = Some(Open { file, len: HEADER_LEN as u64 });
         Ok(())
-    }
-
-    fn header(&self) -> Vec<u8> {
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend(VERSION.to_le_bytes());
-        bytes.extend(self.boot);
-        bytes.extend(checksum(&[&bytes]));
-        bytes
     }
 
     fn encode(&self, nth: u64, run: BlockRange) -> [u8; NOTE_LEN] {
@@ -181,13 +196,13 @@ impl Notes {
     }
 
     /// Writes what still counts into a file of its own, which takes the place of the one before: a
-    /// kill leaves either. If it fails the old one goes on.
-    fn compact(&mut self) {
+    /// kill leaves either. If it fails the old one goes on. Whether it is done.
+    fn compact(&mut self) -> bool {
         let new = self.path.with_extension("notes-new");
         let written = new.create().and_then(|file| {
             // As far as there is any.
             let _ = file.reserve(0, ROOM);
-            let mut bytes = self.header();
+            let mut bytes = header(&self.boot);
             for (nth, run) in self.named.runs().enumerate() {
                 bytes.extend(self.encode(nth as u64, run));
             }
@@ -195,11 +210,13 @@ impl Notes {
             new.rename(&self.path)?;
             Ok(Open { file, len: bytes.len() as u64 })
         });
+        let done = written.is_ok();
         match written {
             Ok(open) => self.file = Some(open),
             Err(why) => tracing::debug!(notes = %self.path.display(), %why, "cannot shorten notes"),
         }
         self.compact_at = COMPACT.max(2 * self.len());
+        done
     }
 
     /// No next process believes what was noted so far and is not recorded.
@@ -219,14 +236,20 @@ impl Notes {
     }
 }
 
-/// The id of this boot. Without one no note is believed twice.
-fn boot_id(path: &StatePath) -> [u8; BOOT_LEN] {
-    path.files().boot().unwrap_or_else(|_| {
-        let mut id = [b'-'; BOOT_LEN];
-        let process = format!("process-{}", std::process::id());
-        id.iter_mut().zip(process.bytes()).for_each(|(place, byte)| *place = byte);
-        id
-    })
+fn header(boot: &[u8; BOOT_LEN]) -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend(boot);
+    bytes.extend(checksum(&[&bytes]));
+    bytes
+}
+
+/// For how long notes count where that cannot be told: no note is believed twice.
+fn of_process() -> [u8; BOOT_LEN] {
+    let mut id = [b'-'; BOOT_LEN];
+    let process = format!("process-{}", std::process::id());
+    id.iter_mut().zip(process.bytes()).for_each(|(place, byte)| *place = byte);
+    id
 }
 
 fn checksum(parts: &[&[u8]]) -> [u8; 8] {
@@ -272,6 +295,44 @@ mod tests {
         assert_eq!(*open(&path, 'a').named(), set(&[(7, 3), (900, 100)]), "one lies outside");
         assert!(open(&path, 'b').named().is_empty());
         assert!(open(&path, 'a').named().is_empty(), "an earlier boot's notes are gone for good");
+    }
+
+    /// The host goes on, and the agent is only another process.
+    #[test]
+    fn notes_are_not_believed_when_the_file_system_of_the_image_was_mounted_anew() {
+        let root = Path::new("/");
+        let (pool, image) = (root.join("pool"), root.join("pool/disk"));
+        let disk = SimDisk::new(1, &[root, &pool]);
+        let open = || {
+            let path = StatePath::new(Arc::new(disk.files()), root.join("present-0.notes"));
+            Notes::open(&path, &image, BLOCKS).unwrap()
+        };
+        open().add(BlockRange::new(7, 3)).unwrap();
+        disk.kill();
+        assert_eq!(*open().named(), set(&[(7, 3)]), "the page cache still has them");
+        disk.remount(&pool);
+        assert!(open().named().is_empty());
+        open().add(BlockRange::new(9, 1)).unwrap();
+        disk.kill();
+        assert_eq!(*open().named(), set(&[(9, 1)]));
+    }
+
+    #[test]
+    fn notes_of_a_version_that_knew_the_boot_only_count_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = path(&dir);
+        open(&path, 'a').add(BlockRange::new(7, 3)).unwrap();
+        let of = |instance| {
+            let cache = Cache { boot: boot('a'), instance };
+            Notes::of_cache(&path, BLOCKS, &cache).unwrap().named().clone()
+        };
+        assert_eq!(of(Some(1)), set(&[(7, 3)]));
+        assert_eq!(
+            of(Some(1)),
+            set(&[(7, 3)]),
+            "from then on as notes of this life of the file system"
+        );
+        assert!(of(Some(2)).is_empty());
     }
 
     #[test]

@@ -449,6 +449,10 @@ impl ImageFile for FileImage {
         self.write_back.begin_anew(&self.path)
     }
 
+    fn owe_loss(&self, why: &Error) {
+        self.write_back.owe_earlier(&self.path, why);
+    }
+
     fn forget_losses(&self) {
         self.write_back.forget(&self.path);
     }

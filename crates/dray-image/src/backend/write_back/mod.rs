@@ -133,15 +133,29 @@ impl WriteBack {
     pub(crate) fn keep(&self, log: Arc<dyn LossLog>, past: &Past) {
         let mut state = self.hold();
         state.lost = state.lost.take().or_else(|| past.lost.clone());
-        if let Some(Loss { why, notes_in_doubt }) = &past.owed {
-            let (why, notes_in_doubt) = (format!("{why}{EARLIER}"), *notes_in_doubt);
-            let (kind, count, told) = (ErrorKind::Io, 1, false);
-            state.last = Some(WriteBackError { why, kind, count, told, notes_in_doubt });
-            (state.inherited, state.logged) = (true, true);
-            state.audience.lose();
+        if let Some(loss) = &past.owed {
+            state.inherit(loss);
+            state.logged = true;
         }
         // The first one stays.
         let _ = self.log.set(log);
+    }
+
+    /// Writes of an earlier process to `image` are lost, of which nobody can have heard. What is noted beside it is of
+    /// this process.
+    pub(crate) fn owe_earlier(&self, image: &Path, why: &Error) {
+        tracing::error!(image = %image.display(), %why, "writes of a guest may be lost");
+        let loss = Loss { why: why.to_string(), notes_in_doubt: false };
+        let mut state = self.hold();
+        if let Some(Err(why)) = self.log.get().map(|log| log.lost(&loss)) {
+            tracing::error!(image = %image.display(), %why,
+                "cannot record this loss: it is forgotten at a restart");
+        }
+        state.logged |= self.log.get().is_some();
+        state.lost = Some(loss.why.clone());
+        if state.last.is_none() {
+            state.inherit(&loss);
+        }
     }
 
     /// Why the file has lost writes since it was made, as far as is known: a sync under way may be about to fail.
@@ -296,6 +310,16 @@ impl WriteBack {
 }
 
 impl State {
+    /// An earlier process has left this loss.
+    fn inherit(&mut self, loss: &Loss) {
+        let why = format!("{}{EARLIER}", loss.why);
+        let (kind, count, told) = (ErrorKind::Io, 1, false);
+        let notes_in_doubt = loss.notes_in_doubt;
+        self.last = Some(WriteBackError { why, kind, count, told, notes_in_doubt });
+        self.inherited = true;
+        self.audience.lose();
+    }
+
     /// A flush of `client` fails. While QEMU may stop the guest, the next one fails as well: the guest may go on
     /// before anybody has said so.
     fn tell(&mut self, client: Option<&Arc<Client>>) {
