@@ -6,6 +6,9 @@
 //! open. An agent opens such a file only after it has drawn the consequence and made that durable. Until then it does
 //! not touch the heartbeat, and every later agent sees the same, whatever becomes of this one. A touch takes no room,
 //! so that a full state directory changes nothing.
+//!
+//! The heartbeat of an image also says when its file was changed as far as the agent has seen. A file that was changed
+//! earlier, by more than what a power cut takes back, is an older one: its storage was put back.
 
 use dray_files::StatePath;
 use dray_files::files::{BOOT_LEN, Cache, Kind, Look, StateFile};
@@ -23,23 +26,51 @@ const LATE: i64 = 4;
 /// down by then, in seconds.
 const LOST: i64 = 60;
 
-const MAGIC: &[u8; 8] = b"DRAYBEA1";
-const SUM_AT: usize = MAGIC.len() + BOOT_LEN;
+const MAGIC: &[u8; 8] = b"DRAYBEA2";
+const SEEN_AT: usize = MAGIC.len() + BOOT_LEN;
+const SUM_AT: usize = SEEN_AT + 16;
 const LEN: usize = SUM_AT + 8;
+/// Of an earlier version, which has not seen when a file was changed.
+const OLD_MAGIC: &[u8; 8] = b"DRAYBEA1";
+
+/// Seconds since 1970, and nanoseconds.
+type When = (i64, i64);
 
 /// A file that this agent has open. It is touched until this is dropped.
 #[derive(Debug)]
 pub struct Heartbeat {
     file: Box<dyn StateFile>,
-    /// Seconds since 1970, and nanoseconds.
-    last: Mutex<(i64, i64)>,
+    last: Mutex<When>,
+    watched: Option<Watched>,
+}
+
+/// The file that an agent has open, and when it was changed as far as that is written down.
+#[derive(Debug)]
+struct Watched {
+    path: StatePath,
+    inode: u64,
+    id: [u8; BOOT_LEN],
+    seen: Mutex<When>,
 }
 
 impl Heartbeat {
     fn beat(&self) -> io::Result<()> {
+        self.watched.iter().for_each(|watched| watched.look(&*self.file));
         let mut last = self.last.lock();
         *last = self.file.touch(*last)?;
         Ok(())
+    }
+}
+
+impl Watched {
+    /// Writes down when the file was changed, in place. It may have another name by now: then what was seen stays.
+    fn look(&self, beat: &dyn StateFile) {
+        let now = self.path.look().ok().filter(|look| look.inode == self.inode);
+        let Some(now) = now.map(|look| look.touched) else { return };
+        let mut seen = self.seen.lock();
+        if now > *seen && beat.write_at(&encode(&self.id, now), 0).is_ok() {
+            *seen = now;
+        }
     }
 }
 
@@ -48,28 +79,40 @@ impl Heartbeat {
 pub struct Heartbeats(Mutex<Vec<Weak<Heartbeat>>>);
 
 impl Heartbeats {
-    /// Makes the heartbeat at `path`, durably, of a file that this agent has made or found good.
+    /// Makes the heartbeat at `path`, durably, of a file that this agent has made or found good, and that is to be
+    /// watched if it is told.
     ///
     /// # Errors
     /// What the file system reports.
-    pub fn make(&self, path: &StatePath) -> io::Result<Arc<Heartbeat>> {
-        path.replace(&encode(&cache_of(path)?.id()))?;
-        self.begin(path)
+    pub fn make(&self, path: &StatePath, of: Option<&StatePath>) -> io::Result<Arc<Heartbeat>> {
+        path.replace(&encode(&cache_of(path)?.id(), (0, 0)))?;
+        self.begin(path, of)
     }
 
     /// This agent has the file open from now on, whose heartbeat is at `path`. What was changed until now counts as
-    /// done by agents.
+    /// done by agents. When it is changed is watched if the file is told.
     ///
     /// # Errors
     /// What the file system reports.
-    pub fn begin(&self, path: &StatePath) -> io::Result<Arc<Heartbeat>> {
+    pub fn begin(&self, path: &StatePath, of: Option<&StatePath>) -> io::Result<Arc<Heartbeat>> {
         let (file, before) = (path.open()?, path.look()?.changed);
-        let now = encode(&cache_of(path)?.id());
+        let (id, bytes) = (cache_of(path)?.id(), file.read()?);
+        let found = of.map(|of| of.look().map(|look| (of, look))).transpose()?;
+        let known = decode(&bytes).map_or((0, 0), |beat| beat.seen);
+        let seen = found.as_ref().map_or(known, |(_, look)| look.touched);
+        let now = encode(&id, seen);
         // In place, into room that is there.
-        if file.read()? != now {
+        if bytes != now {
             file.write_at(&now, 0)?;
         }
-        let heartbeat = Arc::new(Heartbeat { last: Mutex::new(file.touch(before)?), file });
+        let watched = found.map(|(of, look)| Watched {
+            path: of.clone(),
+            inode: look.inode,
+            id,
+            seen: Mutex::new(seen),
+        });
+        let last = Mutex::new(file.touch(before)?);
+        let heartbeat = Arc::new(Heartbeat { last, file, watched });
         self.0.lock().push(Arc::downgrade(&heartbeat));
         Ok(heartbeat)
     }
@@ -103,7 +146,7 @@ pub fn is_left(path: &StatePath, file: &Look) -> io::Result<bool> {
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(false),
         found => found?,
     };
-    let Some(boot) = decode(&bytes) else { return Ok(false) };
+    let Some(Beat { id: boot, .. }) = decode(&bytes) else { return Ok(false) };
     let now = cache_of(path)?;
     // Earlier versions name the boot alone.
     let grace = if boot == now.id() || boot == now.boot { LATE } else { LOST };
@@ -111,10 +154,26 @@ pub fn is_left(path: &StatePath, file: &Look) -> io::Result<bool> {
     Ok(file.changed <= until && file.touched <= until)
 }
 
-fn encode(boot: &[u8; BOOT_LEN]) -> Vec<u8> {
+/// Whether a file, which looks like that now, is older than an agent has seen it, by its heartbeat at `path`: it is one
+/// of before, as when its storage was put back. Within what a power cut takes back nobody can say so.
+///
+/// # Errors
+/// What the file system reports, other than that there is no heartbeat.
+pub fn is_put_back(path: &StatePath, file: &Look) -> io::Result<bool> {
+    let bytes = match path.read() {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(false),
+        read => read?,
+    };
+    let seen = decode(&bytes).map_or((0, 0), |beat| beat.seen);
+    Ok(file.kind == Kind::File && file.touched < (seen.0.saturating_sub(LOST), seen.1))
+}
+
+fn encode(id: &[u8; BOOT_LEN], seen: When) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(LEN);
     bytes.extend_from_slice(MAGIC);
-    bytes.extend_from_slice(boot);
+    bytes.extend_from_slice(id);
+    bytes.extend_from_slice(&seen.0.to_le_bytes());
+    bytes.extend_from_slice(&seen.1.to_le_bytes());
     let sum = xxh3_64(&bytes);
     bytes.extend_from_slice(&sum.to_le_bytes());
     bytes
@@ -125,11 +184,31 @@ fn cache_of(path: &StatePath) -> io::Result<Cache> {
     Cache::of(&**path.files(), path.path().parent().unwrap_or(path.path()))
 }
 
-/// The boot, and the life of the file system, in which the heartbeat was begun last.
-fn decode(bytes: &[u8]) -> Option<[u8; BOOT_LEN]> {
-    let (head, sum) = bytes.get(..LEN)?.split_at(SUM_AT);
-    let boot = head.strip_prefix(MAGIC)?.try_into().ok()?;
-    (bytes.len() == LEN && xxh3_64(head).to_le_bytes() == sum).then_some(boot)
+/// What a heartbeat says.
+struct Beat {
+    /// The boot, and the life of the file system, in which it was begun last.
+    id: [u8; BOOT_LEN],
+    /// When the file was changed.
+    seen: When,
+}
+
+fn decode(bytes: &[u8]) -> Option<Beat> {
+    let (head, sum) = bytes.split_at_checked(bytes.len().checked_sub(8)?)?;
+    if xxh3_64(head).to_le_bytes() != sum {
+        return None;
+    }
+    let (is_new, body) = match head.strip_prefix(MAGIC) {
+        Some(body) => (true, body),
+        None => (false, head.strip_prefix(OLD_MAGIC)?),
+    };
+    let (id, seen) = body.split_at_checked(BOOT_LEN)?;
+    let number = |at: usize| Some(i64::from_le_bytes(seen.get(at..at + 8)?.try_into().ok()?));
+    let seen = match (is_new, seen.len()) {
+        (true, 16) => (number(0)?, number(8)?),
+        (false, 0) => (0, 0),
+        _ => return None,
+    };
+    Some(Beat { id: id.try_into().ok()?, seen })
 }
 
 #[cfg(test)]

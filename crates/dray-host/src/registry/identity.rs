@@ -111,6 +111,15 @@ impl Registry {
         }
     }
 
+    /// Whether the file of an image that is not open here is an older one than agents have seen.
+    pub(super) fn is_put_back(&self, record: &ImageRecord) -> bool {
+        let path = found_at(&self.store, record).filter(|_| has_heartbeat(record));
+        let is_older = path.map(|path| {
+            heartbeat::is_put_back(&heartbeat_path(&self.store, &record.name), &path.look()?)
+        });
+        is_older.transpose().is_ok_and(|older| older == Some(true))
+    }
+
     /// Another program may have written to the file of an image that was about to return. Whatever becomes of its
     /// migration, nothing of the copy is trusted, durably.
     pub(super) fn distrust_return(&self, mut record: ImageRecord) -> io::Result<ImageRecord> {
@@ -128,32 +137,33 @@ impl Registry {
 
     /// The image is new here, and its file as it should be.
     pub(super) fn make_heartbeat(&self, entry: &Entry) -> io::Result<()> {
-        self.set_heartbeat(entry, |path| self.heartbeats.make(path))
+        self.set_heartbeat(entry, |path, of| self.heartbeats.make(path, of))
     }
 
     /// The image's file is open from now on. What another program may have done to it before, it was seen.
     pub(super) fn begin_heartbeat(&self, entry: &Entry) -> io::Result<()> {
-        self.set_heartbeat(entry, |path| match self.heartbeats.begin(path) {
-            Err(why) if why.kind() == io::ErrorKind::NotFound => self.heartbeats.make(path),
+        self.set_heartbeat(entry, |path, of| match self.heartbeats.begin(path, of) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => self.heartbeats.make(path, of),
             begun => begun,
         })
     }
 
     /// An agent is about to change the name of an image's file.
     pub(super) fn touch_heartbeat(&self, record: &ImageRecord) -> io::Result<()> {
-        self.heartbeats.begin(&heartbeat_path(&self.store, &record.name)).map(drop)
+        self.heartbeats.begin(&heartbeat_path(&self.store, &record.name), None).map(drop)
     }
 
     fn set_heartbeat(
         &self,
         entry: &Entry,
-        begin: impl FnOnce(&StatePath) -> io::Result<Arc<Heartbeat>>,
+        begin: impl FnOnce(&StatePath, Option<&StatePath>) -> io::Result<Arc<Heartbeat>>,
     ) -> io::Result<()> {
         let record = entry.record();
         if !has_heartbeat(&record) {
             return Ok(());
         }
-        match begin(&heartbeat_path(&self.store, &record.name)) {
+        let of = found_at(&self.store, &record);
+        match begin(&heartbeat_path(&self.store, &record.name), of.as_ref()) {
             Ok(heartbeat) => entry.set_heartbeat(Some(heartbeat)),
             // The next agent trusts no line of it, and nothing else depends on it.
             Err(why) if !self.moves_by_blocks(&record)? => {

@@ -185,7 +185,9 @@ impl Registry {
         }
         self.lock_at_start(&entry)?;
         doubt.iter().try_for_each(|doubt| changed::begin_anew(&entry, doubt))?;
-        begin_line_after(&self.store, &entry, is_left)?;
+        // What was written since it was like that is in no backup's and no copy's past.
+        let is_known = is_left && !self.is_put_back(&entry.record());
+        begin_line_after(&self.store, &entry, is_known)?;
         self.begin_heartbeat(&entry)?;
         self.settle_at_start(&entry);
         self.note_file_system(&entry);
