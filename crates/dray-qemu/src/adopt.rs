@@ -159,6 +159,14 @@ pub(crate) async fn check_size(qmp: &Qmp, plan: &LayerPlan, nbd: &str) -> Result
     Err(Error::new(ErrorKind::Mismatch, why))
 }
 
+/// The name of the node that a layer has for its file now, as long as it is not on dray.
+///
+/// # Errors
+/// That it is on dray, or on another file, or what QEMU reports.
+pub async fn node_of(qmp: &Qmp, plan: &LayerPlan) -> Result<String> {
+    Ok(local_layer(&Graph::read(qmp).await?, plan)?.protocol.name)
+}
+
 /// The layer as the plan expects it: on its local file.
 pub(crate) fn local_layer(graph: &Graph, plan: &LayerPlan) -> Result<Layer> {
     let layer = plan.layer_in(graph)?;

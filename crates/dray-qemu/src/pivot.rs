@@ -10,6 +10,7 @@ use crate::nodes::{after_exchange, delete_node};
 use crate::options::Options;
 use crate::plan::{LayerPlan, Pivot};
 use crate::qmp::{Event, Events, Qmp};
+use crate::sign;
 
 /// Deletes what a pivot has left of a layer, uppermost first; the node that was kept stays.
 pub(crate) async fn delete_rest(qmp: &Qmp, plan: &LayerPlan, old: &Layer) -> Result<()> {
@@ -129,6 +130,7 @@ fn job_name(plan: &LayerPlan) -> String {
 pub async fn abandon_pivot(qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
     let mut events = qmp.events();
     abandon_job(qmp, &job_name(plan), &mut events).await?;
+    sign::clear(qmp).await?;
     delete_node(qmp, &plan.holder().top).await
 }
 

@@ -27,17 +27,18 @@ pub struct Released {
 /// guest still uses it. A layer that is on its file already is released. A file that is written has to be as
 /// long as its export by then, also one that grows.
 pub async fn release(qmp: &Qmp, plan: &LayerPlan) -> Result<Released> {
-    release_tracked(qmp, plan, None, &unasked).await
+    release_tracked(qmp, plan, None, async || Ok(()), &unasked).await
 }
 
 /// [`release()`], with a dirty bitmap on the file's node from before the pivot: no write escapes it. A
 /// bitmap that QEMU does not make, or has lost by the time that this is repeated, costs the tracking
-/// only. When `may_pivot` is asked, QEMU has the file open already; a layer that is on its file needs not
-/// to be asked for.
+/// only. `opened` is asked as soon as QEMU has the file open, and `may_pivot` at last; a layer that is on its file
+/// needs not to be asked for. An error of either leaves the disk on dray.
 pub async fn release_tracked(
     qmp: &Qmp,
     plan: &LayerPlan,
     bitmap: Option<&NewBitmap>,
+    opened: impl AsyncFnOnce() -> Result<()>,
     may_pivot: MayPivot<'_>,
 ) -> Result<Released> {
     let start = Instant::now();
@@ -55,7 +56,11 @@ pub async fn release_tracked(
     // Left behind by a release that was interrupted before its pivot.
     delete_node(qmp, plan.local_node()).await.map_err(|e| e.during(what()))?;
     add_node(qmp, &plan.local).await.map_err(|e| e.during(what()))?;
-    if let Err(error) = check_whole(qmp, plan, &layer.protocol).await {
+    let fits = match check_whole(qmp, plan, &layer.protocol).await {
+        Ok(()) => opened().await,
+        short => short,
+    };
+    if let Err(error) = fits {
         return Err(undo_add(qmp, plan.local_node(), error).await.during(what()));
     }
     let tracked = match bitmap {

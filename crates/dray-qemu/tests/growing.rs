@@ -117,7 +117,7 @@ async fn a_qcow2_that_grows_while_it_is_released_keeps_what_was_written() {
         Ok(())
     };
     server.make_room();
-    release_tracked(&qmp, &plan, None, &write).await.expect("release");
+    release_tracked(&qmp, &plan, None, async || Ok(()), &write).await.expect("release");
     server.wait_left();
     for read in ["read -P 1 0 1M", "read -P 2 8M 1M", "read -P 3 3G 1M"] {
         io(&vm, &qmp, read).await;

@@ -123,7 +123,7 @@ async fn a_guest_that_is_reset_or_stopped_just_before_the_reopen() {
             tell(&other, event);
             Ok(())
         };
-        let released = release_tracked(&qmp, &plan, None, &meanwhile).await;
+        let released = release_tracked(&qmp, &plan, None, async || Ok(()), &meanwhile).await;
         released.unwrap_or_else(|why| panic!("{event}: {why}\n{}", vm.log()));
         assert!(!is_on_export(&qmp, &plan).await, "{event}");
     }

@@ -309,7 +309,8 @@ async fn a_release_that_is_broken_off_at_the_last_moment() {
             open.store(has_open(&vm, &bench.image), Ordering::SeqCst);
             Err(Error::new(ErrorKind::Refused, "it stays"))
         };
-        let error = release_tracked(&qmp, &plan, None, &keep).await.expect_err("kept");
+        let error =
+            release_tracked(&qmp, &plan, None, async || Ok(()), &keep).await.expect_err("kept");
         assert!(error.to_string().contains("it stays"), "{error}");
         assert_eq!((asked.into_inner(), open.into_inner()), (1, true));
         let disk = graph::disk(&qmp, "disk0").await.expect("disk");

@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::slice;
 
 /// What to do about an overlay that another program has put over a disk.
 pub const MERGE: &str = "merge the overlay into the image below it (`virsh blockcommit VM DISK \
@@ -50,6 +51,14 @@ impl LayerPicture {
             LayerLocation::Local(file) => {
                 file.canonicalize().is_ok_and(|file| file == path) || file == path
             }
+        }
+    }
+
+    /// The layers of QEMU's that it is made of.
+    pub fn plans(&self) -> &[LayerPlan] {
+        match self.chain.is_empty() {
+            true => slice::from_ref(&self.plan),
+            false => &self.chain,
         }
     }
 
@@ -212,6 +221,23 @@ impl Picture {
         Ok(())
     }
 
+    /// Refuses layers on local files of which the node has another file than lies at its path now. Of layers that
+    /// are `wanted` only.
+    ///
+    /// # Errors
+    /// That one has, or that it cannot be found out.
+    pub async fn check_nodes(&self, wanted: impl Fn(&LayerPicture) -> bool) -> ApiResult<()> {
+        let Some(process) = &self.look.process else { return Ok(()) };
+        for layer in self.layers().filter(|layer| wanted(layer)) {
+            let LayerLocation::Local(_) = &layer.place else { continue };
+            for plan in layer.plans() {
+                let what = format!("cannot use disk {}", plan.qdev);
+                own_files::check_layer(&what, process, self.qmp(), plan, None).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Its monitor.
     pub fn qmp(&self) -> &Qmp {
         self.vm.monitor()
@@ -228,7 +254,8 @@ fn name_of_socket(socket: &Path) -> Option<String> {
     socket.file_stem().map(|stem| harmless(stem.to_string_lossy()))
 }
 
-/// Refuses a disk of which a layer's path leads to another file than QEMU has open.
+/// Refuses a disk of which a layer's path leads to a file that QEMU does not have open. It is looked at only: which
+/// node has it, [`Picture::check_nodes`] finds out.
 fn check_files(
     disk: &VmDisk,
     layers: &[LayerPicture],

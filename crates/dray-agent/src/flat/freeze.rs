@@ -21,10 +21,11 @@ use dray_qemu::{AdoptOptions, LayerPlan, Qmp, Stopped, status};
 use dray_types::ImageId;
 use dray_vm::flat::barred::chain_error;
 use dray_vm::flat::{QUIET, chain_of, held_back, layers_of, names_of};
+use dray_vm::look::process_of;
 use dray_vm::picture::{LayerPicture, Picture};
 use dray_vm::released::note_made;
 use dray_vm::released::taking::export;
-use dray_vm::{own, qemu_error};
+use dray_vm::{own, own_files, qemu_error};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,6 +37,16 @@ use tokio::task::block_in_place;
 fn chain_path(record: &ImageRecord) -> Option<PathBuf> {
     let active = record.flat.as_ref().and_then(|flat| flat.layers.first());
     active.map(|layer| layer.path.clone())
+}
+
+/// Refuses a chain of which a file has another name by now than QEMU knows it by: the daemon has opened what lies
+/// there.
+async fn check_chain(what: &str, qmp: &Qmp, layers: &[LayerPlan]) -> ApiResult<()> {
+    let Some(vm) = process_of(qmp) else { return Ok(()) };
+    for layer in layers {
+        own_files::check_layer(what, &vm, qmp, layer, None).await?;
+    }
+    Ok(())
 }
 
 impl Agent {
@@ -52,6 +63,7 @@ impl Agent {
         let failed = |why: dray_qemu::Error| qemu_error(what.clone(), &why);
         self.activate_stopped(&what, picture).await?;
         flatten::check(qmp, &layer.chain, options).await.map_err(failed)?;
+        check_chain(&what, qmp, &layer.chain).await?;
         let running = status::status(qmp).await.map_err(failed)?.running;
         let path = real_path(&layer.plan.path()).map_err(|why| io_error(&what, why))?;
         let _operation = self.operate(&what, &adopted_name(&path), "adopt")?;
@@ -182,6 +194,7 @@ impl Agent {
         // The chain is at rest now: what the daemon reads is all there is.
         let opened = entry.flat.as_ref().map_or(Ok(()), |f| block_in_place(|| f.chain.open()));
         opened.map_err(|why| chain_error(what, &why))?;
+        check_chain(what, qmp, layers).await?;
         let quiet = block_in_place(|| entry.disk.quiesce(QUIET));
         *held = Some(quiet.map_err(|why| io_error(what, why))?);
         let export = export(&self.config, entry.record().name);

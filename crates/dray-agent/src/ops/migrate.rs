@@ -325,6 +325,8 @@ impl Agent {
         target_qmp: PathBuf,
     ) -> ApiResult<()> {
         let layers = layer_plans(picture, plan)?;
+        // The others are looked at when they are adopted.
+        picture.check_nodes(|layer| layer.plan.read_only || layer.plan.depth > 0).await?;
         for disk in &picture.disks {
             let Some(layer) = disk.first() else { continue };
             let LayerLocation::Local(path) = &layer.place else { continue };

@@ -63,6 +63,7 @@ impl Agent {
                     picture.flatten()?;
                     check_flat(&picture).await?;
                 }
+                picture.check_nodes(|_| true).await?;
                 for layers in &picture.disks {
                     let mut found = Vec::new();
                     for layer in layers {

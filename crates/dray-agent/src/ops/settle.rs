@@ -194,7 +194,9 @@ impl Agent {
         for socket in sockets {
             let why = match self.settled(&socket).await {
                 Ok(picture) => {
-                    entries.iter().try_for_each(|entry| check_disk(&picture, entry))?;
+                    for entry in &entries {
+                        check_disk(&picture, entry).await?;
+                    }
                     continue;
                 }
                 Err(why) => why,
@@ -254,16 +256,17 @@ impl Agent {
 }
 
 /// Refuses an image of which its VM has more, or something else, than this host knows.
-fn check_disk(picture: &Picture, entry: &Entry) -> ApiResult<()> {
+async fn check_disk(picture: &Picture, entry: &Entry) -> ApiResult<()> {
     let record = entry.record();
     if !record.read_only {
         picture.refuse_overlaid(&record.name)?;
     }
     let Some(adopted) = &record.adopted else { return Ok(()) };
-    match adopted.is_of(picture.look.process.as_ref()) {
-        true => picture.refuse_unfit(slice::from_ref(&adopted.device)),
-        false => Ok(()),
+    if !adopted.is_of(picture.look.process.as_ref()) {
+        return Ok(());
     }
+    picture.refuse_unfit(slice::from_ref(&adopted.device))?;
+    picture.check_nodes(|layer| layer.plan.qdev == adopted.device).await
 }
 
 /// How an adopted disk, or each layer of a flattened one, gets back from the device with this id.

@@ -97,7 +97,7 @@ impl Agent {
         self.activate_stopped(&what, picture).await?;
         dray_qemu::adopt::check(picture.qmp(), &layer.plan, options).await.map_err(failed)?;
         let noted = self.noted(picture, &layer.plan);
-        let (entry, note, _operation) = self.register(&what, picture, &layer.plan, id)?;
+        let (entry, note, _operation) = self.register(&what, picture, &layer.plan, id).await?;
         let record = entry.record();
         let export = taking::export(&self.config, record.name.clone());
         let watch = note.as_ref().and_then(|note| Watch::begin(&entry, note.qemu.pid));
@@ -177,7 +177,7 @@ impl Agent {
 
     /// Registers the file of a disk that QEMU still has open: no lock is taken, QEMU holds its own. Nobody
     /// else does anything with the image until the operation is dropped.
-    fn register(
+    async fn register(
         &self,
         what: &str,
         picture: &Picture,
@@ -229,7 +229,7 @@ impl Agent {
         // By now dray has opened the path: it is the file that counts.
         let opened = file.as_file().and_then(FileImage::id);
         if let (Some(vm), Some(opened)) = (&picture.look.process, opened) {
-            own_files::check(what, vm, &record.path, opened)?;
+            own_files::check_layer(what, vm, picture.qmp(), plan, Some(opened)).await?;
         }
         let failed = |why| Refusal::new(ErrorKind::Conflict, what, why);
         match known {

@@ -6,6 +6,7 @@ mod backups;
 mod bases;
 mod between;
 mod disks;
+mod exchanged;
 mod failures;
 mod flatten;
 mod gone_on;

@@ -12,10 +12,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-const SIZE: u64 = 16 << 20;
-const CHUNK: u64 = 64 << 10;
+pub const SIZE: u64 = 16 << 20;
+pub const CHUNK: u64 = 64 << 10;
 /// Where QEMU writes before the release, where it writes after it, and where the other program does.
-const BEFORE: u64 = CHUNK;
+pub const BEFORE: u64 = CHUNK;
 pub const AFTER: u64 = 4 * CHUNK;
 const OUTSIDE: u64 = 8 * CHUNK;
 
@@ -24,6 +24,9 @@ pub const SCSI: &str = "scsi-hd,bus=scsi.0";
 const NVME: &str = "nvme,serial=1";
 /// It is on a raw node over its file's node, which QEMU reopens when its disk changes place.
 pub const ON_RAW: &str = "scsi-hd,bus=scsi.0,serial=raw";
+
+/// QEMU does not lock its file.
+pub const UNLOCKED: &str = "scsi-hd,bus=scsi.0,serial=unlocked";
 
 /// A stopped VM without a guest, with disks that were released after a backup.
 pub struct Scene {
@@ -56,7 +59,12 @@ impl Scene {
                 false if device.starts_with(ON_RAW) => builder.blockdev(format!(
                     "driver=raw,node-name={node},file.driver=file,file.filename={path}"
                 )),
-                false => builder.blockdev(format!("driver=file,node-name={node},filename={path}")),
+                false => {
+                    let locking = if device.starts_with(UNLOCKED) { "off" } else { "auto" };
+                    builder.blockdev(format!(
+                        "driver=file,node-name={node},filename={path},locking={locking}"
+                    ))
+                }
             };
             builder = builder.arg("-device").arg(device);
         }
@@ -83,6 +91,19 @@ impl Scene {
     /// Whether a command that may be refused has done what it was to do.
     pub fn try_on_vm(&self, command: &str) -> bool {
         self.lab.host("a").json(&[command, "--qmp", &text(self.vm.qmp_path())]).is_ok()
+    }
+
+    /// A command about the VM fails because something is not as it has to be, which it names.
+    pub fn is_refused(&self, command: &[&str], why: &str) {
+        let qmp = self.qmp();
+        let args = [command, &["--qmp", &qmp]].concat();
+        let answer = self.agent().dray(&args).expect("dray");
+        assert_eq!(answer.code, 6, "{command:?}: {answer:?}");
+        assert!(answer.stderr.contains(why), "{command:?}: {answer:?}");
+    }
+
+    pub fn qmp(&self) -> String {
+        text(self.vm.qmp_path())
     }
 
     pub fn repository(&self) -> String {
@@ -154,7 +175,7 @@ impl Scene {
     }
 
     /// The disks are backed up, and go back to QEMU.
-    fn release(&self) {
+    pub fn release(&self) {
         self.on_vm("adopt");
         self.disks().for_each(|disk| drop(self.back_up(disk)));
         self.on_vm("release");
@@ -162,7 +183,7 @@ impl Scene {
     }
 
     /// The disks come back. How many bytes of each count as changed; the last backup is as its file.
-    fn changed(&self) -> Vec<u64> {
+    pub fn changed(&self) -> Vec<u64> {
         self.on_vm("adopt");
         let changed = self.disks().map(|disk| {
             let made = self.back_up(disk);

@@ -339,13 +339,19 @@ fn lengthen(entry: &Entry) -> io::Result<()> {
     Ok(())
 }
 
-/// Checks that QEMU has opened the very file that dray serves: another one may lie at its path by now.
-fn check_opened(qmp: &Qmp, entry: &Entry) -> dray_qemu::Result<()> {
+/// Checks that QEMU has the very file open that dray serves, in a disk's node for its file: another one may lie at its
+/// path by now, also another disk's.
+async fn check_opened(
+    what: &str,
+    qmp: &Qmp,
+    plan: &LayerPlan,
+    entry: &Entry,
+) -> dray_qemu::Result<()> {
     let served = entry.file.as_file().and_then(FileImage::id);
     let (Some(vm), Some(served)) = (process_of(qmp), served) else { return Ok(()) };
-    let what = "the disk stays on dray";
-    own_files::check(what, &vm, &entry.record().path, served)
-        .map_err(|why| dray_qemu::Error::new(Kind::Refused, why.to_string()))
+    let path = entry.record().path;
+    let opened = own_files::check_node(what, &vm, qmp, plan.local_node(), (&path, served)).await;
+    opened.map_err(|why| dray_qemu::Error::new(Kind::Refused, why.to_string()))
 }
 
 /// Puts a disk on its file, unless the guest has to be told of a loss before.
@@ -360,11 +366,11 @@ pub async fn pivot(
     leaving: &Leaving,
 ) -> Result<dray_qemu::Released, NotReleased> {
     let may_pivot = || {
-        check_opened(qmp, entry)?;
         let refused = |loss| dray_qemu::Error::with_source(Kind::Refused, "it stays", loss);
         leaving.check().map_err(refused)
     };
-    match dray_qemu::release_tracked(qmp, plan, bitmap, &may_pivot).await {
+    let opened = async || check_opened("the disk stays on dray", qmp, plan, entry).await;
+    match dray_qemu::release_tracked(qmp, plan, bitmap, opened, &may_pivot).await {
         Ok(released) => Ok(released),
         Err(why) if why.kind().is_unknown() => Err(NotReleased::Qemu(why)),
         Err(why) => {

@@ -1,9 +1,9 @@
 //! A disk that QEMU has on its file comes under dray: what is left to be done when it is on the export, and
 //! how one comes back whose guest is still to be told of a loss.
 
-use super::NotReleased;
 use super::settle::end_adoption;
 use super::watch::{self, Doubt, Watch};
+use super::{NotReleased, check_opened};
 use crate::RECONNECT_DELAY;
 use crate::leaving::refuse_untold;
 use dray_config::Config;
@@ -99,6 +99,8 @@ async fn take_back(
     entry: &Entry,
 ) -> dray_qemu::Result<()> {
     let record = entry.record();
+    // An agent that has died may have put it there.
+    check_opened("the disk stays on its file", qmp, plan, entry).await?;
     entry.drop_locks();
     entry.disk.unpark();
     let note = registry.released.of(record.id).map(|note| Released { done: true, ..note });
