@@ -19,6 +19,7 @@ use dray_qemu::{LayerPlan, Qmp};
 use dray_vm::leaving::refuse_untold;
 use dray_vm::picture::{LayerLocation, LayerPicture, Picture};
 use dray_vm::qemu_error;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -130,7 +131,12 @@ impl Agent {
     fn grow(&self, what: &str, entry: &Arc<Entry>, len: u64) -> ApiResult<()> {
         let record = entry.record();
         let adopted = adopted_at(&record, len).map_err(|why| io_error(what, why))?;
-        lengthen(&record.path, len).map_err(|why| io_error(what, why))?;
+        // Before anything is changed, in whichever file.
+        self.registry.check_same_file(entry).map_err(|why| {
+            let hint = "give the file that is served its name again";
+            Refusal::new(ErrorKind::Conflict, what, why).hint(hint)
+        })?;
+        lengthen(entry, len).map_err(|why| io_error(what, why))?;
         // What is in flight is in the old disk's sets; what comes waits, and is cut off with its client.
         let quiet = entry.disk.quiesce(QUIET_TIMEOUT);
         let _quiet = quiet.map_err(|why| io_error(what, why))?;
@@ -171,11 +177,9 @@ fn check_size(what: &str, size: u64, len: u64, seen: Option<u64>) -> ApiResult<(
     Ok(())
 }
 
-/// A file has at least `len` bytes from now on, durably. What is longer is not cut.
-fn lengthen(path: &Path, len: u64) -> std::io::Result<()> {
-    let file = std::fs::File::options().write(true).open(path)?;
-    if file.metadata()?.len() < len {
-        file.set_len(len)?;
-    }
-    file.sync_all()
+/// The file that is served has at least `len` bytes from now on, durably. What is longer is not cut. A device is as
+/// long as it is.
+fn lengthen(entry: &Entry, len: u64) -> io::Result<()> {
+    let Some(served) = entry.file.as_file() else { return Ok(()) };
+    served.lengthen(len).map_err(io::Error::other)
 }

@@ -159,6 +159,30 @@ fn a_resized_image_is_still_locked() {
     assert_eq!(block(&lab.a, 10), content(10, 2));
 }
 
+/// What clients have written is in the file that is served, whatever has its name by now.
+#[test]
+fn an_image_is_not_resized_into_another_file() {
+    let mut lab = Lab::new();
+    lab.a.start();
+    let (path, aside) = (lab.a.pool().join(IMAGE), lab.a.pool().join("aside"));
+    let mut first = vec![0; 1 << 20];
+    first[(9 * BLOCK) as usize..(10 * BLOCK) as usize].copy_from_slice(&content(9, 1));
+    std::fs::write(&path, first).unwrap();
+    lab.a.add(IMAGE);
+    for other in [1 << 20, 4096] {
+        std::fs::rename(&path, &aside).unwrap();
+        std::fs::write(&path, vec![5; other]).unwrap();
+        let words = ["another file is at", "give the file that is served its name again"];
+        refused(&lab.a, &["resize", IMAGE, "4MiB"], CONFLICT, &words);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), other as u64, "it is another file's");
+        assert_eq!(std::fs::metadata(&aside).unwrap().len(), 1 << 20);
+        std::fs::rename(&aside, &path).unwrap();
+    }
+    result(&lab.a.dray(&["--json", "resize", IMAGE, "4MiB"]));
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 4 << 20);
+    assert_eq!(block(&lab.a, 9), content(9, 1));
+}
+
 #[test]
 fn an_image_that_somebody_else_has_at_a_start_is_closed_until_they_let_go() {
     let mut lab = Lab::new();

@@ -2,11 +2,11 @@
 //! program. dray finds out which of them the disk has.
 
 use crate::released::text;
-use crate::unlocked::{AFTER, BEFORE, ON_RAW, SCSI, Scene, UNLOCKED};
+use crate::unlocked::{AFTER, BEFORE, ON_RAW, SCSI, SIZE, Scene, UNLOCKED};
 use dray_testkit::guest::{GuestVm, tools};
 use dray_testkit::lab::Lab;
 use serde_json::json;
-use std::fs::{File, copy, rename};
+use std::fs::{File, copy, metadata, rename};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -162,4 +162,28 @@ fn base_images_that_exchange_their_names_do_not_move_with_the_other_disk() {
     exchange(&at("base0"), &at("base1"));
     let answer = back_up();
     assert_eq!(answer.code, 0, "{answer:?}");
+}
+
+/// The guest's writes are in the file that is served. Another one that has its name is neither served nor touched.
+#[test]
+fn a_disk_is_not_resized_into_another_file() {
+    let scene = Scene::new("resized", &[SCSI, ON_RAW]);
+    scene.on_vm("adopt");
+    for disk in [0, 1] {
+        let (path, aside) = (scene.path(disk), scene.path(disk).with_extension("aside"));
+        let name = format!("disk{disk}.raw");
+        for len in [SIZE, 4096] {
+            rename(&path, &aside).expect("rename");
+            std::fs::write(&path, vec![5; len as usize]).expect("another file");
+            scene.is_refused(&["resize", &name, "32MiB"], "another file is at");
+            assert_eq!(metadata(&path).expect("it").len(), len);
+            scene.write(disk, AFTER);
+            assert_eq!([byte(&path, 0), byte(&aside, AFTER)], [5, 7]);
+            rename(&aside, &path).expect("rename");
+        }
+        scene.dray(&["resize", &name, "32MiB", "--qmp", &scene.qmp()]);
+        assert_eq!(metadata(&path).expect("it").len(), 32 << 20);
+        assert_eq!(byte(&path, AFTER), 7);
+    }
+    scene.on_vm("release");
 }

@@ -89,6 +89,31 @@ pub(super) fn open_file(
 }
 
 impl Registry {
+    /// Opens the file that a record names once more, `before` being how it is open now: the new one has another
+    /// length, or is written. A guest has written to the file that is open, whatever lies at the path.
+    ///
+    /// # Errors
+    /// That another file lies there by now, or what opening reports.
+    pub(crate) fn open_again(
+        &self,
+        record: &ImageRecord,
+        before: &dyn ImageFile,
+    ) -> io::Result<Arc<dyn ImageFile>> {
+        let file = self.open_file(record).map_err(io::Error::other)?;
+        match is_same(before, &*file) {
+            true => Ok(file),
+            false => Err(other_file(&record.path)),
+        }
+    }
+
+    /// Refuses an image of which another file lies at the path than the one that is open.
+    ///
+    /// # Errors
+    /// That it does, or that nothing lies there.
+    pub fn check_same_file(&self, entry: &Entry) -> io::Result<()> {
+        self.open_again(&entry.record(), &*entry.file).map(drop)
+    }
+
     /// Whether what is served is what is at the image's path, where that was here before the image.
     ///
     /// # Errors
@@ -103,6 +128,17 @@ impl Registry {
         let shown = record.path.display();
         Err(io::Error::other(format!("{shown} was changed since it was compared with the image")))
     }
+}
+
+fn other_file(path: &Path) -> io::Error {
+    let shown = path.display();
+    io::Error::other(format!("another file is at {shown} than the one that is served"))
+}
+
+/// Whether both are the same file or device. On a simulated disk nothing is renamed by others.
+fn is_same(one: &dyn ImageFile, other: &dyn ImageFile) -> bool {
+    let id = |file: &dyn ImageFile| file.as_file().and_then(FileImage::id);
+    id(one).zip(id(other)).is_none_or(|(one, other)| one == other)
 }
 
 /// A file that was compared once is taken for the same as long as nobody has written to it since. Its

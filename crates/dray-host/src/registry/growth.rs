@@ -17,7 +17,7 @@ impl Registry {
     /// are never let go, and where a QEMU has the file with its own, none are taken.
     ///
     /// # Errors
-    /// What opening the file or the store reports.
+    /// That another file lies at its path by now, or what opening the file or the store reports.
     pub fn regrow(
         &self,
         old: &Arc<Entry>,
@@ -25,7 +25,7 @@ impl Registry {
         adopted: Option<Adopted>,
     ) -> io::Result<Arc<Entry>> {
         let record = of_fair_len(ImageRecord { len, adopted, ..old.record() })?;
-        let file = self.open_file(&record).map_err(io::Error::other)?;
+        let file = self.open_again(&record, &*old.file)?;
         // Whether there is room for it.
         self.update(old, |_| {})?;
         // No copy of the shorter image is a base of the longer one.
@@ -66,7 +66,7 @@ impl Registry {
         let record = of_fair_len(ImageRecord { len, ..record })?;
         line_path(&self.store, &record.name).remove()?;
         self.path_of(&record.name).put(&record)?;
-        let file = self.open_file(&record).map_err(io::Error::other)?;
+        let file = self.open_again(&record, &*file)?;
         Ok((record, file))
     }
 }

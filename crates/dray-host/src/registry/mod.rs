@@ -405,7 +405,7 @@ impl Registry {
     /// What opening or the store reports.
     pub fn reopen(&self, entry: &Entry) -> io::Result<Arc<Entry>> {
         let record = entry.record();
-        let file = self.open_file(&record).map_err(io::Error::other)?;
+        let file = self.open_again(&record, &*entry.file)?;
         let new = self.replace(record, file)?;
         begin_line(&self.store, &new)?;
         Ok(new)

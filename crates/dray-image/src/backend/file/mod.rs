@@ -157,6 +157,20 @@ impl FileImage {
         self.file.metadata().ok().map(|meta| FileId::of(&meta))
     }
 
+    /// The file has at least `len` bytes from now on, durably, also more than is exported: who opens it anew exports
+    /// them. A block device keeps its length.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn lengthen(&self, len: u64) -> Result<()> {
+        let failed = |why| Error::io(self.context("lengthening", len, 0), why);
+        let found = self.file.metadata().map_err(failed)?;
+        if self.kind != Kind::Device && found.len() < len {
+            self.file.set_len(len).map_err(failed)?;
+        }
+        self.file.sync_all().map_err(failed)
+    }
+
     fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
         let Some(nonzero) = NonZeroU64::new(len) else { return Ok(()) };
         rustix::fs::fadvise(&self.file, offset, Some(nonzero), advice)
