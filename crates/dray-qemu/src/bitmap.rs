@@ -3,7 +3,8 @@
 //! A bitmap sits on the *file* node, so it counts bytes of the file, whatever the format driver above
 //! does with them, metadata included. QEMU keeps it in memory, sets its bits when a request ends
 //! (also one that failed), and lets it grow with the file. It is gone with the node, with QEMU, and
-//! where the file was cut shorter: who reads one has to know that none of this happened to it.
+//! where the file was cut shorter: who reads one has to know that none of this happened to it. The last is what
+//! [`shrunk`](crate::shrunk) tells.
 
 use std::path::Path;
 

@@ -4,7 +4,7 @@
 //! * [`graph`], [`options`]: what disks a VM has, and what its block nodes were made with.
 //! * [`plan`]: how a layer gets under dray and back, worked out before anything is touched.
 //! * [`mod@adopt`], [`mod@release`]: doing it (`pivot` holds what both share); [`bitmap`]: what QEMU
-//!   writes in between; [`held`]: that nobody else did; [`resize`]: a guest is told that its disk has grown; [`flatten`]: dray above a format
+//!   writes in between; [`shrunk`]: that it cut nothing off; [`held`]: that nobody else did; [`resize`]: a guest is told that its disk has grown; [`flatten`]: dray above a format
 //!   driver; [`sign`]: which of its open files QEMU has under a node.
 //! * [`migrate`]: the guest's memory and devices, step by step; [`mod@activate`]: the disks of a guest
 //!   that arrived stopped; [`blockdev`]: how the target is started; [`status`]: small commands.
@@ -34,6 +34,7 @@ pub mod plan;
 pub mod qmp;
 pub mod release;
 pub mod resize;
+pub mod shrunk;
 pub mod sign;
 pub mod status;
 pub mod stopped;

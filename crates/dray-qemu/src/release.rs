@@ -11,6 +11,7 @@ use crate::nodes::{add_node, after_exchange, delete_node, undo_add};
 use crate::pivot::{MayPivot, abandon_pivot, delete_rest, exchange, unasked};
 use crate::plan::LayerPlan;
 use crate::qmp::Qmp;
+use crate::shrunk;
 
 /// What the release took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +113,10 @@ async fn check_whole(qmp: &Qmp, plan: &LayerPlan, export: &Node) -> Result<()> {
 }
 
 async fn track(qmp: &Qmp, plan: &LayerPlan, bitmap: &NewBitmap) -> bool {
-    let added = bitmap::add(qmp, plan.local_node(), bitmap).await;
+    let added = match bitmap::add(qmp, plan.local_node(), bitmap).await {
+        Ok(()) => shrunk::mark(qmp, plan.local_node(), bitmap).await,
+        failed => failed,
+    };
     if let Err(why) = &added {
         tracing::warn!(disk = plan.qdev, %why, "what is written to a released disk is not known");
     }

@@ -28,6 +28,7 @@ mod restart;
 mod restarts;
 mod settled;
 mod several;
+mod shrunk;
 mod stage;
 mod strategies;
 mod unanswered;

@@ -7,7 +7,7 @@ use dray_host::registry::Entry;
 use dray_host::released::Released;
 use dray_image::{Image, runs};
 use dray_nbd::client::{Client, Wish};
-use dray_qemu::{LayerPlan, Qmp, bitmap, held};
+use dray_qemu::{LayerPlan, NewBitmap, Qmp, bitmap, held, shrunk};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -52,11 +52,14 @@ pub async fn changed(
         Some(_) => return Err(unknown("its dirty bitmap is in use")),
         None => return Err(unknown("its dirty bitmap does not exist any more")),
     }
+    if !shrunk::never(qmp, node, name).await.map_err(io::Error::other)? {
+        return Err(unknown("it was shorter meanwhile, or was not marked to show that"));
+    }
     let meeting = Meeting::at(run_dir, &format!("released-{}", note.image.id));
     let mut changed = read(qmp, node, name, meeting).await?;
-    // Of what is past the old end nobody has another copy.
+    // Of what is past the old end nobody has another copy. What was cut off in the last piece before it nobody tells.
     let whole = BlockRange::whole(entry.disk.geometry().len);
-    let end = note.len / BLOCK_SIZE;
+    let end = shrunk::unmarked_from(&NewBitmap::new(name, note.len), note.len) / BLOCK_SIZE;
     if end < whole.end() {
         changed.insert(BlockRange::new(end, whole.end() - end));
     }

@@ -39,10 +39,9 @@
 //!
 //! **What is not believed.** A bitmap that is not there, or does not record, or in another QEMU, a device without
 //! its mark, a file
-//! that is shorter than it was, a disk of another size: then the line goes on and everything counts as
-//! changed. Holes count as changed as well: a file that was cut and has grown again has lost bits of
-//! the bitmap, and has a hole there unless it was written, which the bitmap would tell. Another file
-//! under the path is another image.
+//! that is shorter than it was, or [was meanwhile](dray_qemu::shrunk), a disk of another size: then the line goes on
+//! and everything counts as changed. The last piece always does, and so do holes. Another file under the path is
+//! another image.
 
 pub mod absorb;
 pub mod settle;
