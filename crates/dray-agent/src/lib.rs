@@ -3,7 +3,7 @@
 //!
 //! * [`start`]: what a process does when it starts and ends. [`agent`]: what it is made of, and what peers may ask.
 //! * [`ops`]: the local API's commands, one file each.
-//! * [`batches`], [`frozen`], [`jobs`]: which batches there are, which guests may be frozen, what is being backed up.
+//! * [`batches`], [`jobs`]: which batches there are, what is being backed up.
 //! * [`backup`]: backups of the images owned here, and their way back.
 //! * [`batch`]: several migrations that one command begins, one after the other or together, under
 //!   one [budget](dray_net::budget).
@@ -17,7 +17,6 @@ pub mod backup;
 pub mod batch;
 pub mod batches;
 mod flat;
-pub mod frozen;
 pub mod jobs;
 pub mod ops;
 pub mod qemu_img;

@@ -12,6 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer, Node, VmDisk};
 use crate::iothread::Holder;
 use crate::options::{NodeOptions, Options};
+use crate::sign;
 
 /// QEMU takes node names of up to this many bytes.
 const MAX_NODE_NAME: usize = 31;
@@ -394,7 +395,7 @@ pub(crate) fn check_unused(
     for node in [Some(&layer.protocol), layer.format.as_ref()].into_iter().flatten() {
         // An agent that died may have left its own.
         let (mut users, holder) = (graph.parents(&node.name), plan.holder());
-        users.retain(|user| !holder.has(&user.parent));
+        users.retain(|user| !holder.has(&user.parent) && user.parent != sign::NODE);
         for user in &users {
             let ours = matches!(user.role.as_str(), "file" | "backing" | "root");
             let wanted = layer.format.as_ref().is_some_and(|f| f.name == user.parent);

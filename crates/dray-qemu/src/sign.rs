@@ -14,7 +14,7 @@ use crate::qmp::Qmp;
 use serde_json::{Value, json};
 
 /// The name of dray's node. One that an agent has left that died is [removed](clear) by the next one.
-const NODE: &str = "dray-sign";
+pub(crate) const NODE: &str = "dray-sign";
 /// A byte that QEMU locks while somebody writes without changing what is read.
 const WRITES_UNCHANGED: u64 = 102;
 /// Bytes that QEMU locks while nobody may do so, or change the length.

@@ -7,6 +7,7 @@
 //! * [`own`], [`own_files`]: whether it is still the VM that was looked at.
 //! * [`released`]: how disks get back to QEMU; [`leaving`]: when they may not.
 //! * [`flat`]: disks that move without the chain of images that they are made of.
+//! * [`frozen`]: guests whose file systems are frozen for a backup.
 //! * [`exports`]: the images of a host as NBD clients see them.
 
 pub mod attached;
@@ -14,6 +15,7 @@ pub mod exports;
 #[cfg(test)]
 mod fixtures;
 pub mod flat;
+pub mod frozen;
 pub mod hypervisor;
 pub mod last_look;
 pub mod leaving;

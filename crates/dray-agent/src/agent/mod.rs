@@ -20,7 +20,6 @@ pub(crate) mod room;
 pub use launch::Tasks;
 
 use crate::batches::Batches;
-use crate::frozen::FrozenGuests;
 use crate::jobs::Jobs;
 use crate::readiness::Readiness;
 use crate::troubles::Troubles;
@@ -40,6 +39,7 @@ use dray_provider::offer::Offer;
 use dray_provider::reuse::Reuse;
 use dray_provider::seed::Seeds;
 use dray_serve::Attachments;
+use dray_vm::frozen::FrozenGuests;
 use dray_vm::hypervisor::Hypervisor;
 use std::path::PathBuf;
 use std::sync::Arc;

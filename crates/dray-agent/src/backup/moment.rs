@@ -2,7 +2,6 @@
 //! generation ends, and its snapshot begins. It takes milliseconds; what can be done before and after
 //! is done before and after.
 
-use crate::frozen::FrozenGuests;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::PIECE_BYTES;
 use dray_files::unix_ms;
@@ -11,6 +10,7 @@ use dray_host::lineage::{ImageLineage, Turning};
 use dray_host::registry::Entry;
 use dray_image::{Quiesced, Snapshot, SpillFile};
 use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet, GenerationId};
+use dray_vm::frozen::FrozenGuests;
 use dray_vm::leaving::refuse_untold;
 use std::io;
 use std::path::{Path, PathBuf};

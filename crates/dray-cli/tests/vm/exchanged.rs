@@ -2,6 +2,7 @@
 //! program. dray finds out which of them the disk has.
 
 use crate::released::text;
+use crate::stage::qmp as ask;
 use crate::unlocked::{AFTER, BEFORE, ON_RAW, SCSI, SIZE, Scene, UNLOCKED};
 use dray_testkit::guest::{GuestVm, tools};
 use dray_testkit::lab::Lab;
@@ -136,6 +137,8 @@ fn base_images_that_exchange_their_names_do_not_move_with_the_other_disk() {
             .disk(&format!("disk{i}"), &format!("node{i}"));
     }
     let vm = builder.start().expect("qemu");
+    // Its socket is there before it has opened its disks.
+    ask(&vm.qmp_path(), "{\"execute\":\"query-status\"}");
     let qmp = text(vm.qmp_path());
     let prepare = |more: &[&str]| {
         let args = [&["prepare", "--qmp", &qmp, "--to", "hostb"][..], more].concat();
@@ -150,7 +153,8 @@ fn base_images_that_exchange_their_names_do_not_move_with_the_other_disk() {
         }
         exchange(&at(one), &at(other));
     }
-    assert_eq!(prepare(&[]).code, 0, "with their own names: {}", a.log());
+    let answer = prepare(&[]);
+    assert_eq!(answer.code, 0, "with their own names: {answer:?}\n{}", a.log());
     // The backup of a disk has the images below it.
     a.json(&["adopt", "--qmp", &qmp]).expect("adopt");
     let repository = format!("file://{}", lab.dir().join("backups").display());

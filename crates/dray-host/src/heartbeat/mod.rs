@@ -47,7 +47,8 @@ pub struct Heartbeat {
 /// The file that an agent has open, and when it was changed as far as that is written down.
 #[derive(Debug)]
 struct Watched {
-    path: StatePath,
+    /// The names that it may have.
+    names: Vec<StatePath>,
     inode: u64,
     id: [u8; BOOT_LEN],
     seen: Mutex<When>,
@@ -63,10 +64,11 @@ impl Heartbeat {
 }
 
 impl Watched {
-    /// Writes down when the file was changed, in place. It may have another name by now: then what was seen stays.
+    /// Writes down when the file was changed, in place.
     fn look(&self, beat: &dyn StateFile) {
-        let now = self.path.look().ok().filter(|look| look.inode == self.inode);
-        let Some(now) = now.map(|look| look.touched) else { return };
+        let looks = self.names.iter().filter_map(|name| name.look().ok());
+        let mut found = looks.filter(|look| look.inode == self.inode);
+        let Some(now) = found.next().map(|look| look.touched) else { return };
         let mut seen = self.seen.lock();
         if now > *seen && beat.write_at(&encode(&self.id, now), 0).is_ok() {
             *seen = now;
@@ -79,34 +81,34 @@ impl Watched {
 pub struct Heartbeats(Mutex<Vec<Weak<Heartbeat>>>);
 
 impl Heartbeats {
-    /// Makes the heartbeat at `path`, durably, of a file that this agent has made or found good, and that is to be
-    /// watched if it is told.
+    /// Makes the heartbeat at `path`, durably, of a file that this agent has made or found good, and that is watched
+    /// under these `names`.
     ///
     /// # Errors
     /// What the file system reports.
-    pub fn make(&self, path: &StatePath, of: Option<&StatePath>) -> io::Result<Arc<Heartbeat>> {
+    pub fn make(&self, path: &StatePath, names: &[StatePath]) -> io::Result<Arc<Heartbeat>> {
         path.replace(&encode(&cache_of(path)?.id(), (0, 0)))?;
-        self.begin(path, of)
+        self.begin(path, names)
     }
 
     /// This agent has the file open from now on, whose heartbeat is at `path`. What was changed until now counts as
-    /// done by agents. When it is changed is watched if the file is told.
+    /// done by agents. When it is changed is watched under these `names`, of which it has the first that is there.
     ///
     /// # Errors
     /// What the file system reports.
-    pub fn begin(&self, path: &StatePath, of: Option<&StatePath>) -> io::Result<Arc<Heartbeat>> {
+    pub fn begin(&self, path: &StatePath, names: &[StatePath]) -> io::Result<Arc<Heartbeat>> {
         let (file, before) = (path.open()?, path.look()?.changed);
         let (id, bytes) = (cache_of(path)?.id(), file.read()?);
-        let found = of.map(|of| of.look().map(|look| (of, look))).transpose()?;
+        let found = names.iter().find_map(|name| name.look().ok());
         let known = decode(&bytes).map_or((0, 0), |beat| beat.seen);
-        let seen = found.as_ref().map_or(known, |(_, look)| look.touched);
+        let seen = found.map_or(known, |look| look.touched);
         let now = encode(&id, seen);
         // In place, into room that is there.
         if bytes != now {
             file.write_at(&now, 0)?;
         }
-        let watched = found.map(|(of, look)| Watched {
-            path: of.clone(),
+        let watched = found.map(|look| Watched {
+            names: names.to_vec(),
             inode: look.inode,
             id,
             seen: Mutex::new(seen),

@@ -47,7 +47,7 @@ fn what_is_later_than_the_last_touch_is_another_programs() {
         let (beat, file) = (among(&disk, BEAT), among(&disk, "/pool/disk"));
         file.replace(&[1; 16]).unwrap();
         let heartbeats = Heartbeats::default();
-        let held = heartbeats.make(&beat, None).unwrap();
+        let held = heartbeats.make(&beat, &[]).unwrap();
         disk.pass(100);
         heartbeats.beat();
         drop(held);
@@ -69,14 +69,14 @@ fn a_file_that_this_agent_does_not_have_open_is_not_its_own() {
     let (beat, file) = (among(&disk, BEAT), among(&disk, "/pool/disk"));
     file.replace(&[1; 16]).unwrap();
     let heartbeats = Heartbeats::default();
-    drop(heartbeats.make(&beat, None).unwrap());
+    drop(heartbeats.make(&beat, &[]).unwrap());
     for _ in 0..10 {
         disk.pass(1);
         heartbeats.beat();
     }
     edit(&disk, "/pool/disk");
     assert!(!is_left(&beat, &file.look().unwrap()).unwrap());
-    drop(heartbeats.begin(&beat, None).unwrap());
+    drop(heartbeats.begin(&beat, &[]).unwrap());
     assert!(is_left(&beat, &file.look().unwrap()).unwrap(), "it was looked at");
     beat.remove().unwrap();
     assert!(!is_left(&beat, &file.look().unwrap()).unwrap(), "nobody can say so");
@@ -90,11 +90,11 @@ fn a_clock_that_was_set_back_makes_nothing_older() {
     let at = StatePath::real(dir.path().join("beat"));
     let ahead = std::time::SystemTime::now() + Duration::from_secs(1000);
     let heartbeats = Heartbeats::default();
-    drop(heartbeats.make(&at, None).unwrap());
+    drop(heartbeats.make(&at, &[]).unwrap());
     let file = std::fs::File::options().write(true).open(at.path()).unwrap();
     file.set_times(std::fs::FileTimes::new().set_modified(ahead)).unwrap();
     let before = at.look().unwrap().changed;
-    let _held = heartbeats.begin(&at, None).unwrap();
+    let _held = heartbeats.begin(&at, &[]).unwrap();
     assert_eq!(at.look().unwrap().changed, before);
     heartbeats.beat();
     assert_eq!(at.look().unwrap().changed, before);
@@ -392,9 +392,12 @@ fn a_file_that_is_older_than_it_was_seen_was_put_back() {
     for (changes_for, is_older) in [(LOST - 5, false), (LOST + 5, true)] {
         let disk = disk();
         let (beat, file) = (among(&disk, BEAT), among(&disk, "/pool/disk"));
-        file.replace(&[1; 16]).unwrap();
+        let hidden = among(&disk, PARTIAL);
+        hidden.replace(&[1; 16]).unwrap();
         let heartbeats = Heartbeats::default();
-        let _held = heartbeats.make(&beat, Some(&file)).unwrap();
+        let _held = heartbeats.make(&beat, &[hidden.clone(), file.clone()]).unwrap();
+        // It has arrived.
+        hidden.rename(&file).unwrap();
         let before = file.look().unwrap();
         disk.pass(changes_for);
         edit(&disk, "/pool/disk");
@@ -404,7 +407,7 @@ fn a_file_that_is_older_than_it_was_seen_was_put_back() {
         assert!(!is_put_back(&beat, &file.look().unwrap()).unwrap());
         assert_eq!(is_put_back(&beat, &before).unwrap(), is_older, "{changes_for}");
         // Who opens it has drawn the consequence.
-        let _held = Heartbeats::default().begin(&beat, Some(&file)).unwrap();
+        let _held = Heartbeats::default().begin(&beat, std::slice::from_ref(&file)).unwrap();
         assert!(!is_put_back(&beat, &file.look().unwrap()).unwrap());
     }
 }

@@ -207,7 +207,7 @@ pub struct ImageRecord {
 pub struct Mounted {
     /// The boot of the host.
     pub boot: String,
-    /// As [`Files::instance`](dray_files::files::Files::instance).
+    /// As [`dray_files::files::Files::instance`].
     pub instance: u64,
 }
 

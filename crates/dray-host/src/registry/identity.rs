@@ -7,7 +7,7 @@ use crate::folder::log::{End, Folder};
 use crate::folder::standing;
 use crate::heartbeat::{self, Heartbeat};
 use crate::lineage::{ImageLineage, file_at};
-use crate::record::{CopyState, ImageRecord};
+use crate::record::{CopyState, ImageRecord, NameKind};
 use crate::store::Store;
 use dray_engine::lineage::FileIdentity;
 use dray_files::StatePath;
@@ -30,6 +30,15 @@ fn has_own_file(record: &ImageRecord) -> bool {
 /// Whether the time at which its file was changed tells who has changed it.
 fn has_heartbeat(record: &ImageRecord) -> bool {
     !record.device && record.flat.is_none() && record.in_place.is_none()
+}
+
+/// The names that its file may have while it is open, first the one that it has.
+fn names_of(store: &Store, record: &ImageRecord) -> Vec<StatePath> {
+    let places =
+        [record.place, NameKind::Partial, NameKind::Named, NameKind::Replica(record.epoch)];
+    let paths =
+        places.into_iter().map(|place| ImageRecord { place, ..record.clone() }.current_path());
+    paths.filter_map(|path| Some(store.beside(&path.ok()?))).collect()
 }
 
 pub(super) fn heartbeat_path(store: &Store, name: &str) -> StatePath {
@@ -137,33 +146,33 @@ impl Registry {
 
     /// The image is new here, and its file as it should be.
     pub(super) fn make_heartbeat(&self, entry: &Entry) -> io::Result<()> {
-        self.set_heartbeat(entry, |path, of| self.heartbeats.make(path, of))
+        self.set_heartbeat(entry, |path, names| self.heartbeats.make(path, names))
     }
 
     /// The image's file is open from now on. What another program may have done to it before, it was seen.
     pub(super) fn begin_heartbeat(&self, entry: &Entry) -> io::Result<()> {
-        self.set_heartbeat(entry, |path, of| match self.heartbeats.begin(path, of) {
-            Err(why) if why.kind() == io::ErrorKind::NotFound => self.heartbeats.make(path, of),
+        self.set_heartbeat(entry, |path, names| match self.heartbeats.begin(path, names) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => self.heartbeats.make(path, names),
             begun => begun,
         })
     }
 
     /// An agent is about to change the name of an image's file.
     pub(super) fn touch_heartbeat(&self, record: &ImageRecord) -> io::Result<()> {
-        self.heartbeats.begin(&heartbeat_path(&self.store, &record.name), None).map(drop)
+        self.heartbeats.begin(&heartbeat_path(&self.store, &record.name), &[]).map(drop)
     }
 
     fn set_heartbeat(
         &self,
         entry: &Entry,
-        begin: impl FnOnce(&StatePath, Option<&StatePath>) -> io::Result<Arc<Heartbeat>>,
+        begin: impl FnOnce(&StatePath, &[StatePath]) -> io::Result<Arc<Heartbeat>>,
     ) -> io::Result<()> {
         let record = entry.record();
         if !has_heartbeat(&record) {
             return Ok(());
         }
-        let of = found_at(&self.store, &record);
-        match begin(&heartbeat_path(&self.store, &record.name), of.as_ref()) {
+        let names = names_of(&self.store, &record);
+        match begin(&heartbeat_path(&self.store, &record.name), &names) {
             Ok(heartbeat) => entry.set_heartbeat(Some(heartbeat)),
             // The next agent trusts no line of it, and nothing else depends on it.
             Err(why) if !self.moves_by_blocks(&record)? => {

@@ -255,8 +255,8 @@ fn note_path(seeds: &StatePath, name: &str) -> StatePath {
 /// The file of the note at `at` is this agent's from now on.
 fn begin_heartbeat(at: &StatePath, registry: &Registry) -> io::Result<Arc<Heartbeat>> {
     let path = at.with_extension(BEAT);
-    match registry.heartbeats.begin(&path, None) {
-        Err(why) if why.kind() == io::ErrorKind::NotFound => registry.heartbeats.make(&path, None),
+    match registry.heartbeats.begin(&path, &[]) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => registry.heartbeats.make(&path, &[]),
         begun => begun,
     }
 }

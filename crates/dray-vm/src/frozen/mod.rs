@@ -1,7 +1,7 @@
 //! Which guests may be frozen. Every guest that was asked to freeze thaws again, whatever happens to the agent.
 //!
-//! That a guest may be frozen is durable before it is asked to, and until it has said that it thawed. [`thaw`](crate::backup::thaw)
-//! thaws what is left over: by a guest agent that did not answer, or by an earlier agent. An agent that is told to
+//! That a guest may be frozen is durable before it is asked to, and until it has said that it thawed. Who keeps them
+//! [thaws what is left over](FrozenGuests::thaw_left): by a guest agent that did not answer, or by an earlier agent. An agent that is told to
 //! end asks all guests to thaw, as nobody may start the next one.
 
 mod guest;
@@ -125,7 +125,7 @@ impl FrozenGuests {
     }
 
     /// The guests that nobody here speaks with.
-    pub(crate) fn left(&self) -> Vec<PathBuf> {
+    pub fn left(&self) -> Vec<PathBuf> {
         let known = self.known.lock();
         known.sockets.iter().filter(|socket| !known.talks.contains_key(*socket)).cloned().collect()
     }
@@ -134,7 +134,7 @@ impl FrozenGuests {
     ///
     /// # Errors
     /// Why it may still be frozen.
-    pub(crate) fn thaw_left(&self, socket: &Path) -> io::Result<()> {
+    pub fn thaw_left(&self, socket: &Path) -> io::Result<()> {
         let thawed = match Guest::connect(socket) {
             Ok(mut guest) => guest.thaw().map(drop),
             // Its QEMU has ended.

@@ -4,7 +4,7 @@
 //! before, a byte 0xff and `guest-sync-delimited` begin a conversation. That a guest which was asked
 //! to freeze thaws again, [`frozen`](super) sees to.
 
-use dray_vm::own::connect_now;
+use crate::own::connect_now;
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
