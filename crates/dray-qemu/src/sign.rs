@@ -15,8 +15,6 @@ use serde_json::{Value, json};
 
 /// The name of dray's node. One that an agent has left that died is [removed](clear) by the next one.
 pub(crate) const NODE: &str = "dray-sign";
-/// A byte that QEMU locks while somebody writes without changing what is read.
-const WRITES_UNCHANGED: u64 = 102;
 /// Bytes that QEMU locks while nobody may do so, or change the length.
 const NO_WRITES_UNCHANGED: u64 = 202;
 const NO_RESIZE: u64 = 203;
@@ -26,34 +24,24 @@ const NO_RESIZE: u64 = 203;
 pub struct Sign {
     /// The byte that is locked.
     pub byte: u64,
-    driver: &'static str,
-    file: &'static str,
-    option: Option<(&'static str, &'static str)>,
+    permission: &'static str,
 }
 
 /// What can be tried, one after the other: one may be in use on a node already, or be at odds with what somebody
-/// does there.
-pub const SIGNS: [Sign; 4] = [
-    blkdebug(NO_WRITES_UNCHANGED, ("unshare-child-perms", "write-unchanged")),
-    blkdebug(NO_RESIZE, ("unshare-child-perms", "resize")),
-    blkdebug(WRITES_UNCHANGED, ("take-child-perms", "write-unchanged")),
-    // For a QEMU that was built without blkdebug.
-    Sign { byte: WRITES_UNCHANGED, driver: "copy-on-read", file: "file", option: None },
+/// does there. None of them takes the right to write: for that QEMU would open a file anew, by its name, that it has
+/// opened read-only until somebody writes (`auto-read-only`).
+pub const SIGNS: [Sign; 2] = [
+    Sign { byte: NO_WRITES_UNCHANGED, permission: "write-unchanged" },
+    Sign { byte: NO_RESIZE, permission: "resize" },
 ];
-
-const fn blkdebug(byte: u64, option: (&'static str, &'static str)) -> Sign {
-    Sign { byte, driver: "blkdebug", file: "image", option: Some(option) }
-}
 
 impl Sign {
     fn over(self, node: &str) -> Options {
         let mut options = Options::new();
-        options.insert("driver".into(), self.driver.into());
+        options.insert("driver".into(), "blkdebug".into());
         options.insert("node-name".into(), NODE.into());
-        options.insert(self.file.into(), node.into());
-        if let Some((option, permission)) = self.option {
-            options.insert(option.into(), json!([permission]));
-        }
+        options.insert("image".into(), node.into());
+        options.insert("unshare-child-perms".into(), json!([self.permission]));
         options
     }
 }
