@@ -88,12 +88,11 @@ impl TunnelEntry {
         let local = |why| NetError::new(NetErrorKind::Local, format!("memory socket: {why}"));
         let qemu = loop {
             let (client, _) = self.listener.accept().await.map_err(local)?;
-            match client.peer_cred().ok().and_then(|peer| peer.pid()) {
-                Some(pid) if !is_it(pid) => {
-                    tracing::warn!(pid, "another process came to a guest's memory socket");
-                }
-                _ => break client,
+            let pid = client.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or_default();
+            if is_it(pid) {
+                break client;
             }
+            tracing::warn!(pid, "another process came to a guest's memory socket");
         };
         drop(self);
         carry(qemu, dial.await?, Some(pacer), stats).await

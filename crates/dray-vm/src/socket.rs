@@ -57,10 +57,9 @@ impl Meeting {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let found = open(&path, flags, Mode::empty())
             .map_err(|why| self.failed("connect to the socket in", &why.into()))?;
-        let user = qemu.and_then(QemuProcess::user);
         let stat = fstat(&found)?;
         let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
-        if !is_socket || user.is_some_and(|user| user != stat.st_uid) {
+        if !is_socket || qemu.is_some_and(|qemu| qemu.user() != Some(stat.st_uid)) {
             let why = format!("{} is no socket of the vm's user", path.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
@@ -97,7 +96,7 @@ fn is_own(user: u32) -> bool {
 /// Whether `pid` is this QEMU, where that can be told. Between processes of the agent's own user there is no
 /// wall, and the monitor may belong to a manager there.
 pub fn is_process(qemu: Option<&QemuProcess>, pid: i32) -> bool {
-    qemu.is_none_or(|qemu| qemu.pid == pid || qemu.user().is_none_or(is_own))
+    qemu.is_none_or(|qemu| qemu.pid == pid || qemu.user().is_some_and(is_own))
 }
 
 fn is_from(stream: &UnixStream, qemu: Option<&QemuProcess>) -> bool {

@@ -120,7 +120,7 @@ impl Agent {
                 entry.regain_locks();
                 Ok(false)
             }
-            (Rule::LeftToItsClients, _) => {
+            (Rule::LeftToItsClients | Rule::TakenFromItsClients, _) => {
                 self.registry.distrust(entry);
                 entry.regain_locks();
                 Ok(false)
@@ -237,7 +237,7 @@ impl Agent {
             let free = |name: &str| self.registry.operate(name, "release").is_ok();
             let halfway = |entry: &Arc<Entry>| {
                 let rule = self.registry.rule_of(entry);
-                matches!(rule, Rule::Undecided | Rule::LeftToItsClients)
+                matches!(rule, Rule::Undecided | Rule::LeftToItsClients | Rule::TakenFromItsClients)
                     && free(&entry.record().name)
             };
             let undecided = self.registry.all().into_iter().filter(halfway);

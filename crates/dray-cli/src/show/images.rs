@@ -68,9 +68,12 @@ fn losses(images: &[ImageStatus], style: Style) -> String {
         let name = style.bad(&image.name);
         let times = counted(lost.count, "error");
         text += &format!("\nwrites to {name} may be lost: {} ({times})\n  ", lost.why);
-        text += match lost.told {
-            true => "a flush of its guest has reported this; check the guest's data\n",
-            false => "its guest does not know yet: the next flush of the guest fails\n",
+        text += match (lost.told, image.state) {
+            (true, _) => "a flush of its guest has reported this; check the guest's data\n",
+            (false, ImageState::Owner) => {
+                "its guest does not know yet: the next flush of the guest fails\n"
+            }
+            (false, _) => "no guest uses this copy; dray does not trust it\n",
         };
     }
     text

@@ -7,6 +7,7 @@ use dray_testkit::guest::{GuestVm, tools};
 use dray_testkit::lab::{Answer, Lab};
 use serde_json::{Value, json};
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -90,49 +91,96 @@ fn a_release_that_came_to_its_pivot_ends_at_the_next_start() {
     dies_at("release", "ReleasePivoted", On::File);
 }
 
-/// The VM has ended, but another client writes to its image through dray: nobody opens the file beside that, also
-/// after an agent that was started again has found the client and not the VM.
-#[test]
-fn a_file_that_another_client_writes_to_is_locked_after_its_vm_has_ended() {
-    let lab = Lab::new("left-to", Path::new(env!("CARGO_BIN_EXE_dray"))).expect("lab");
-    lab.start().expect("agents");
-    let a = lab.host("a");
-    let path = a.pool().join("disk0.raw");
-    File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("image");
-    let file = format!("driver=file,node-name=disk,filename={}", path.display());
-    let vm = |name: &str, node: &str| {
-        let builder = GuestVm::builder(&lab.dir(), name).memory_mib(16).bare();
-        builder.blockdev(node).disk("disk0", "disk").start()
-    };
-    let mut first = vm("first", &file).expect("it starts");
-    a.json(&["adopt", "--qmp", first.qmp_path().to_str().expect("text")]).expect("adopt");
-    let export = format!(
-        "driver=nbd,node-name=disk,export=disk0.raw,reconnect-delay=300,server.type=unix,\
-         server.path={}",
-        a.nbd_socket().display()
-    );
-    let other = vm("other", &export).expect("a second client");
-    let write = |number: u32| {
+/// A VM whose disk was adopted, and a second client of its export.
+struct Shared {
+    lab: Lab,
+    file: String,
+    first: GuestVm,
+    other: GuestVm,
+}
+
+impl Shared {
+    fn new(name: &str) -> Self {
+        let lab = Lab::new(name, Path::new(env!("CARGO_BIN_EXE_dray"))).expect("lab");
+        lab.start().expect("agents");
+        let a = lab.host("a");
+        let path = a.pool().join("disk0.raw");
+        File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("image");
+        let file = format!("driver=file,node-name=disk,filename={}", path.display());
+        let first = vm(&lab, "first", &file).expect("it starts");
+        a.json(&["adopt", "--qmp", first.qmp_path().to_str().expect("text")]).expect("adopt");
+        let export = format!(
+            "driver=nbd,node-name=disk,export=disk0.raw,reconnect-delay=300,server.type=unix,\
+             server.path={}",
+            a.nbd_socket().display()
+        );
+        let other = vm(&lab, "other", &export).expect("a second client");
+        Self { lab, file, first, other }
+    }
+
+    /// The second client writes.
+    fn write(&self, number: u32) {
         let device = "/machine/peripheral/disk0/virtio-backend";
         let line = format!("qemu-io -d {device} \"write -P {number} {} 4096\"", number * 4096);
         let command =
             json!({ "execute": "human-monitor-command", "arguments": { "command-line": line } });
-        qmp(&other.qmp_path(), &command.to_string());
-    };
-    write(1);
-    first.kill().expect("kill");
+        qmp(&self.other.qmp_path(), &command.to_string());
+    }
+
+    fn clients(&self) -> Value {
+        self.lab.host("a").json(&["images"]).expect("images")[0]["clients"].clone()
+    }
+}
+
+fn vm(lab: &Lab, name: &str, node: &str) -> io::Result<GuestVm> {
+    let builder = GuestVm::builder(&lab.dir(), name).memory_mib(16).bare();
+    builder.blockdev(node).disk("disk0", "disk").start()
+}
+
+/// The VM has ended, but another client writes to its image through dray: nobody opens the file beside that, also
+/// after an agent that was started again has found the client and not the VM.
+#[test]
+fn a_file_that_another_client_writes_to_is_locked_after_its_vm_has_ended() {
+    let mut shared = Shared::new("left-to");
+    shared.write(1);
+    shared.first.kill().expect("kill");
+    let a = shared.lab.host("a");
     a.kill9().expect("kill");
     a.start().expect("start");
-    write(2);
+    shared.write(2);
     // QEMU says so after it has made its monitor.
-    let again = vm("first", &file).and_then(|mut vm| vm.wait_exit(PATIENCE));
+    let again = vm(&shared.lab, "first", &shared.file).and_then(|mut vm| vm.wait_exit(PATIENCE));
     let refused = again.is_err() || again.is_ok_and(|status| !status.success());
     assert!(refused, "two write to one file\n{}", a.log());
-    write(3);
+    shared.write(3);
     let mut block = [0; 4096];
-    let file = File::open(&path).expect("the file");
+    let file = File::open(a.pool().join("disk0.raw")).expect("the file");
     for number in 1..4 {
         file.read_exact_at(&mut block, number * 4096).expect("read");
         assert!(block == [number as u8; 4096], "block {number}");
     }
+}
+
+/// The VM was started on its file again while no agent ran: the client that dray has is not let in beside it, and is
+/// when that VM has ended.
+#[test]
+fn a_client_waits_while_its_vm_has_the_file_again() {
+    let mut shared = Shared::new("taken-from");
+    shared.first.kill().expect("kill");
+    let a = shared.lab.host("a");
+    a.kill9().expect("kill");
+    let mut again = vm(&shared.lab, "first", &shared.file).expect("it starts");
+    // It has its file when its monitor answers.
+    qmp(&again.qmp_path(), "{\"execute\":\"query-status\"}");
+    a.start().expect("start");
+    // QEMU tries again each second.
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(shared.clients(), 0, "two write to one file\n{}", a.log());
+    again.kill().expect("kill");
+    let deadline = Instant::now() + PATIENCE;
+    while shared.clients() != 1 {
+        assert!(Instant::now() < deadline, "it is not let in again\n{}", a.log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    shared.write(1);
 }

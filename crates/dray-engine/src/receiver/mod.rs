@@ -305,9 +305,12 @@ impl Target {
                 .to_owned();
             return self.refuse(epoch, why, out);
         }
-        if let Err(why) = self.begin_anew(out) {
-            return self.refuse(epoch, why, out);
+        if self.has_lost_what_it_began_with() {
+            let why = "writes to the copy that the image began with were lost at the target; give \
+                       `dray cancel --discard` at the target, then migrate again";
+            return self.refuse(epoch, why.to_owned(), out);
         }
+        self.begin_anew(out);
         let state = match &self.stage {
             Stage::Receiving | Stage::Preparing { .. } | Stage::Over => TargetState::Receiving,
             Stage::Prepared { attempt, map_hash, .. } => {

@@ -188,21 +188,17 @@ impl Target {
         self.lossy.contains(&true)
     }
 
-    /// A session begins: files that have lost writes become empty ones before the source hears what is here.
-    ///
-    /// # Errors
-    /// Why the source has to prepare again: it does not send what such a file began with.
-    pub(super) fn begin_anew(&mut self, out: &mut Vec<TargetEffect>) -> Result<(), String> {
-        if self.stage != Stage::Receiving || !self.is_lossy() {
-            return Ok(());
-        }
+    /// Whether writes to a copy were lost that an image began with: the source does not send what was in it.
+    pub(super) fn has_lost_what_it_began_with(&self) -> bool {
         let based = |(ix, _): (usize, &bool)| self.plan.based.get(ix) == Some(&true);
-        if self.lossy.iter().enumerate().filter(|(_, lossy)| **lossy).any(based) {
-            return Err(
-                "writes to a copy that the image began with were lost at the target; `dray \
-                        cancel --discard`, then migrate again"
-                    .to_owned(),
-            );
+        self.stage == Stage::Receiving
+            && self.lossy.iter().enumerate().filter(|(_, lossy)| **lossy).any(based)
+    }
+
+    /// A session begins: files that have lost writes become empty ones before the source hears what is here.
+    pub(super) fn begin_anew(&mut self, out: &mut Vec<TargetEffect>) {
+        if self.stage != Stage::Receiving || !self.is_lossy() {
+            return;
         }
         // What is being synced is of the file as it was.
         self.saving = None;
@@ -215,7 +211,6 @@ impl Target {
                 out.push(TargetEffect::BeginAnew { image });
             }
         }
-        Ok(())
     }
 
     pub(super) fn prepare(

@@ -30,8 +30,6 @@ const MAGIC: &[u8; 8] = b"DRAYBEA2";
 const SEEN_AT: usize = MAGIC.len() + BOOT_LEN;
 const SUM_AT: usize = SEEN_AT + 16;
 const LEN: usize = SUM_AT + 8;
-/// Of an earlier version, which has not seen when a file was changed.
-const OLD_MAGIC: &[u8; 8] = b"DRAYBEA1";
 
 /// Seconds since 1970, and nanoseconds.
 type When = (i64, i64);
@@ -199,17 +197,9 @@ fn decode(bytes: &[u8]) -> Option<Beat> {
     if xxh3_64(head).to_le_bytes() != sum {
         return None;
     }
-    let (is_new, body) = match head.strip_prefix(MAGIC) {
-        Some(body) => (true, body),
-        None => (false, head.strip_prefix(OLD_MAGIC)?),
-    };
-    let (id, seen) = body.split_at_checked(BOOT_LEN)?;
+    let (id, seen) = head.strip_prefix(MAGIC)?.split_at_checked(BOOT_LEN)?;
     let number = |at: usize| Some(i64::from_le_bytes(seen.get(at..at + 8)?.try_into().ok()?));
-    let seen = match (is_new, seen.len()) {
-        (true, 16) => (number(0)?, number(8)?),
-        (false, 0) => (0, 0),
-        _ => return None,
-    };
+    let seen = (number(0)?, number(8)?);
     Some(Beat { id: id.try_into().ok()?, seen })
 }
 

@@ -411,15 +411,3 @@ fn a_file_that_is_older_than_it_was_seen_was_put_back() {
         assert!(!is_put_back(&beat, &file.look().unwrap()).unwrap());
     }
 }
-
-#[test]
-fn a_heartbeat_of_an_earlier_version_tells_the_boot() {
-    let disk = disk();
-    let (beat, file) = (among(&disk, BEAT), among(&disk, "/pool/disk"));
-    file.replace(&[1; 16]).unwrap();
-    let mut old = [&OLD_MAGIC[..], &disk.files().boot().unwrap()[..]].concat();
-    old.extend(xxh3_64(&old).to_le_bytes());
-    beat.replace(&old).unwrap();
-    let look = file.look().unwrap();
-    assert!(is_left(&beat, &look).unwrap() && !is_put_back(&beat, &look).unwrap());
-}

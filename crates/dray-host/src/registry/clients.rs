@@ -311,19 +311,30 @@ mod tests {
         Process { pid, started: 1 << 40 | u64::from(pid) }
     }
 
-    #[test]
-    fn who_was_attached_is_known_to_the_next_agent() {
+    /// An empty list.
+    fn list() -> (tempfile::TempDir, StatePath) {
         let dir = tempfile::tempdir().unwrap();
         let path = StatePath::real(dir.path().join("a.clients"));
         KnownClients::make(&path).unwrap();
+        (dir, path)
+    }
+
+    /// A process that runs.
+    fn own() -> Process {
+        let pid = std::process::id();
+        Process { pid, started: started(pid as i32).unwrap() }
+    }
+
+    #[test]
+    fn who_was_attached_is_known_to_the_next_agent() {
+        let (_dir, path) = list();
         let mut known = KnownClients::load(&path);
         assert!(!known.knows(process(7)));
         known.note(process(7));
         let mut next = KnownClients::load(&path);
         assert!(next.knows(process(7)));
         assert!(!next.knows(Process { pid: 7, started: 5 }), "the number was used again");
-        let pid = std::process::id();
-        let own = Process { pid, started: started(pid as i32).unwrap() };
+        let own = own();
         next.note(own);
         (0..100).for_each(|pid| next.note(process(1000 + pid)));
         let next = KnownClients::load(&path);
@@ -334,11 +345,8 @@ mod tests {
 
     #[test]
     fn who_ran_before_and_has_not_come_back_is_absent() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = StatePath::real(dir.path().join("a.clients"));
-        KnownClients::make(&path).unwrap();
-        let pid = std::process::id();
-        let own = Process { pid, started: started(pid as i32).unwrap() };
+        let (_dir, path) = list();
+        let own = own();
         let mut known = KnownClients::load(&path);
         known.note(process(7));
         known.note(own);
@@ -361,11 +369,8 @@ mod tests {
     /// Only one process at a time has an image, and one that has left has it no more.
     #[test]
     fn an_image_is_held_by_who_is_there_or_comes_back() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = StatePath::real(dir.path().join("a.clients"));
-        KnownClients::make(&path).unwrap();
-        let pid = std::process::id();
-        let own = Process { pid, started: started(pid as i32).unwrap() };
+        let (_dir, path) = list();
+        let own = own();
         let mut known = KnownClients::load(&path);
         assert_eq!(known.holder(0, |_| true), None);
         known.note(own);

@@ -125,6 +125,9 @@ pub enum Rule {
     /// Its VM has ended, and another process that was attached to it writes to it: it is locked, so that nobody
     /// opens the file beside that, and nobody new is served.
     LeftToItsClients,
+    /// The same, and another program has the file: not even the process that was attached is served until that
+    /// program has let it go.
+    TakenFromItsClients,
     /// The VM has ended: whoever starts it next opens the file itself. It is released, and forgotten here.
     VmHasEnded,
     /// The VM has its disk on something else: QEMU leaves the export, and it is as if the VM had ended.
@@ -160,6 +163,7 @@ impl Rule {
             Self::Served | Self::WaitsForLock | Self::WaitsForFile => Locking::Needed,
             Self::ServedToItsVm
             | Self::LeftToItsClients
+            | Self::TakenFromItsClients
             | Self::CameUnderDray
             | Self::StayedUnderDray => Locking::IfFree,
             Self::InUseElsewhere
@@ -174,6 +178,11 @@ impl Rule {
     /// Whether a client is served that was not attached before.
     pub fn serves_new(self) -> bool {
         matches!(self, Self::Served | Self::ServedToItsVm)
+    }
+
+    /// Whether a client is served that was attached before.
+    pub fn serves_attached(self) -> bool {
+        self != Self::TakenFromItsClients
     }
 
     /// Whether what dray has tracked is everything that was written.
@@ -215,7 +224,7 @@ fn of_unadopted(disk: Disk, lock: Lock) -> Rule {
 fn of_adopted(vm: Vm, disk: Disk, lock: Lock) -> Rule {
     match (vm, disk, lock) {
         (Vm::Gone, _, _) | (Vm::Other, Disk::OnFile | Disk::Elsewhere, _) => Rule::VmHasEnded,
-        (Vm::Other, Disk::Unknown, Lock::Others) => Rule::InUseElsewhere,
+        (Vm::Other, Disk::Unknown, Lock::Others) => Rule::TakenFromItsClients,
         (Vm::Other, Disk::Unknown, Lock::Free | Lock::Ours | Lock::Unknown) => {
             Rule::LeftToItsClients
         }

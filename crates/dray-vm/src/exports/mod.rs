@@ -28,7 +28,7 @@ impl Exports for ImageExports {
     }
 
     fn is_for(&self, name: &str, client: &Client) -> bool {
-        self.who_else_has(name, client).is_none()
+        self.may_see(name, client)
     }
 
     fn open(&self, name: &str, client: &Client) -> Result<Arc<dyn Image>, ExportError> {
@@ -55,6 +55,11 @@ impl Exports for ImageExports {
             && let Some(objection) = self.0.objection(&entry)
         {
             return Err(ExportError::Refused(objection.why));
+        }
+        if !self.0.rule_of(&entry).serves_attached()
+            && let Some(objection) = self.0.objection(&entry)
+        {
+            return Err(ExportError::NotYet(objection.why));
         }
         if is_past(&entry) && !self.may_flush_what_is_past(&entry, client) {
             let why = format!("the disk of image '{name}' is being exchanged for a qcow2");

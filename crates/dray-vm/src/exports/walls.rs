@@ -15,7 +15,10 @@ use dray_serve::{Client, ExportError};
 impl ImageExports {
     /// Lets a client in to an image, unless another VM has it.
     pub(super) fn admit(&self, name: &str, client: &Client) -> Result<(), ExportError> {
-        let Some(process) = walled(client) else { return Ok(()) };
+        if !is_walled_off(client) {
+            return Ok(());
+        }
+        let Some(process) = process_of(client) else { return Err(unknown(name)) };
         if let Some(qemu) = self.adopted_from(name)
             && u32::try_from(qemu.pid) != Ok(process.pid)
             && !self.0.get(name).is_some_and(|entry| self.comes_under_dray(&entry, client))
@@ -26,12 +29,15 @@ impl ImageExports {
         admitted.map_err(|holder| refusal(name, holder.pid))
     }
 
-    /// The number of the process that has the image and is not this client's, which there is a wall for.
-    pub(super) fn who_else_has(&self, name: &str, client: &Client) -> Option<u32> {
-        let process = walled(client)?;
+    /// Whether a client may learn of an image: nobody has it whom there is a wall for, or this client has it.
+    pub(super) fn may_see(&self, name: &str, client: &Client) -> bool {
+        if !is_walled_off(client) {
+            return true;
+        }
+        let Some(process) = process_of(client) else { return false };
         let adopted = self.adopted_from(name).and_then(|qemu| u32::try_from(qemu.pid).ok());
         let holder = || self.0.holder(name, unix_ms(), is_walled).map(|holder| holder.pid);
-        adopted.or_else(holder).filter(|pid| *pid != process.pid)
+        adopted.or_else(holder).is_none_or(|pid| pid == process.pid)
     }
 
     /// The QEMU that an image was adopted from, if there is a wall for it. The monitor of one that runs as root
@@ -42,9 +48,9 @@ impl ImageExports {
     }
 }
 
-/// The process of a client for which there are walls.
-fn walled(client: &Client) -> Option<Process> {
-    process_of(client).filter(|_| client.user.is_none_or(has_wall))
+/// Whether there are walls for a client of this host. Over TCP its certificate says what it may open.
+fn is_walled_off(client: &Client) -> bool {
+    client.user.is_some_and(has_wall)
 }
 
 fn is_walled(process: &Process) -> bool {
@@ -55,6 +61,90 @@ fn has_wall(user: u32) -> bool {
     user != 0 && user != rustix::process::geteuid().as_raw()
 }
 
+/// Who connected may have ended and left the connection to anybody, or runs where this host's processes are not
+/// seen.
+fn unknown(name: &str) -> ExportError {
+    ExportError::Refused(format!("it is not known which process wants image '{name}'"))
+}
+
 fn refusal(name: &str, pid: impl std::fmt::Display) -> ExportError {
     ExportError::Refused(format!("image '{name}' belongs to the vm of process {pid}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flat::Pools;
+    use dray_config::Config;
+    use dray_host::record::ImageRecord;
+    use dray_host::registry::Registry;
+    use dray_host::store::Store;
+    use dray_serve::Exports;
+    use dray_types::ImageId;
+    use std::os::unix::process::CommandExt;
+    use std::path::Path;
+    use std::process::{Child, Command};
+    use std::sync::Arc;
+
+    const USER: u32 = 65534;
+
+    /// A host with an image, of which no VM is known.
+    fn exports(dir: &Path) -> ImageExports {
+        let at = dir.display();
+        let text = format!(
+            "[agent]\nname = 'hosta'\n[tls]\ndir = '{at}'\n[[pool]]\nname = 'p'\npath = '{at}'\n"
+        );
+        let config = Arc::new(Config::parse(&text, &dir.join("dray.toml")).unwrap());
+        let store = Store::open(&dir.join("state")).unwrap();
+        let registry = Registry::load(store, Arc::new(Pools(config))).unwrap();
+        let path = dir.join("disk.raw");
+        std::fs::write(&path, [0; 8192]).unwrap();
+        let record = ImageRecord::owned("disk.raw".into(), ImageId(8), path, 8192);
+        let file = registry.open_file(&record).unwrap();
+        let _entry = registry.add(record, file).unwrap();
+        ImageExports(registry)
+    }
+
+    /// A QEMU of that user; none where this user may not start it.
+    fn vm() -> Option<(Child, Client)> {
+        let child = Command::new("sleep").arg("60").uid(USER).spawn().ok()?;
+        let process = dray_serve::Process::find(child.id());
+        Some((child, Client { process, user: Some(USER) }))
+    }
+
+    #[test]
+    fn of_two_vms_of_one_user_neither_gets_what_the_other_has() {
+        let Some((mut one, first)) = vm() else { return println!("SKIP: not root") };
+        let (mut other, second) = vm().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let exports = exports(dir.path());
+        let opens = |client: &Client| exports.open("disk.raw", client).is_ok();
+        let sees = |client: &Client| exports.is_for("disk.raw", client);
+        let root = Client { user: Some(0), ..second };
+        let remote = Client::default();
+        assert!(sees(&first) && sees(&second), "nobody has it yet");
+        assert!(opens(&first));
+        exports.attached("disk.raw", &first, 1);
+        assert!(opens(&first) && sees(&first), "with any number of connections");
+        assert!(!opens(&second) && !sees(&second));
+        assert!(opens(&root) && opens(&remote), "there is no wall for them");
+        exports.detached("disk.raw", &first, 0);
+        // It was let in again a moment ago, so it may be about to come.
+        assert!(!opens(&second));
+        one.kill().unwrap();
+        one.wait().unwrap();
+        assert!(opens(&second), "the one that had it has ended");
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+
+    /// Who connected has ended, and anybody may have the connection by now.
+    #[test]
+    fn a_process_that_is_not_known_gets_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let exports = exports(dir.path());
+        let client = Client { process: None, user: Some(USER) };
+        assert!(exports.open("disk.raw", &client).is_err());
+        assert!(!exports.is_for("disk.raw", &client));
+    }
 }

@@ -59,18 +59,6 @@ impl Admits for Vec<Pool> {
     }
 }
 
-/// How a tool uses an image file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
-    /// It reads, beside whoever else has the file.
-    Read,
-    /// It writes, and nobody else does. The file may grow to this length.
-    Write {
-        /// Length of what the tool sees; none for that of the file.
-        room: Option<u64>,
-    },
-}
-
 /// Opens an image file that is to be given to a tool, and looks at it.
 ///
 /// # Errors
@@ -107,15 +95,17 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Serves an open file.
+    /// Serves an open file. With `write` nobody else writes to it. The tool sees `export_len` bytes, which the
+    /// file may come to have; without it as many as it has now.
     ///
     /// # Errors
     /// Somebody else has it locked, or what the system reports.
-    pub fn serve(file: File, path: &Path, access: Access) -> io::Result<Self> {
-        let (write, export_len) = match access {
-            Access::Read => (false, None),
-            Access::Write { room } => (true, room),
-        };
+    pub fn serve(
+        file: File,
+        path: &Path,
+        write: bool,
+        export_len: Option<u64>,
+    ) -> io::Result<Self> {
         let locks = write.then(|| QemuLocks::take(&file, path, Hold::Owner));
         let locks = locks.transpose().map_err(io::Error::other)?;
         let options = FileOptions { write, direct: false, export_len };
@@ -172,7 +162,7 @@ impl Exports for Only {
 /// Where an image's file was opened, for a tool that reads one alone.
 pub fn read_alone(path: PathBuf, format: &str, admits: &dyn Admits) -> io::Result<Layer> {
     let file = open(&path, format, false, admits)?;
-    Layer::serve(file, &path, Access::Read)
+    Layer::serve(file, &path, false, None)
 }
 
 #[cfg(test)]
@@ -241,5 +231,29 @@ mod tests {
         host.pools.admit(&host.path("pool/image"), &image).unwrap();
         std::fs::rename(host.path("pool/moved"), host.path("away")).unwrap();
         assert!(host.pools.admit(&host.path("pool/image"), &image).is_err());
+    }
+
+    /// While its disk is still on it, QEMU may make an image longer: what is there then is read, up to the length that
+    /// the tool sees.
+    #[test]
+    fn a_tool_reads_what_comes_after_the_end() {
+        use dray_nbd::client::{Client, Wish};
+        use std::io::Write;
+        let host = Host::new();
+        let mut layer = Layer::serve(
+            host.opens("pool/image").unwrap(),
+            &host.path("pool/image"),
+            false,
+            Some(8192),
+        )
+        .unwrap();
+        let client = Client::on(layer.socket().unwrap(), &Wish::new(EXPORT)).unwrap();
+        assert_eq!(client.len(), 8192);
+        let mut file = File::options().append(true).open(host.path("pool/image")).unwrap();
+        file.write_all(&[9; 512]).unwrap();
+        let mut seen = [0; 1536];
+        client.read(0, &mut seen).unwrap();
+        let expected = [[7; 512], [9; 512], [0; 512]].concat();
+        assert!(seen[..] == expected[..]);
     }
 }

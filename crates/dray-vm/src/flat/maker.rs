@@ -3,7 +3,7 @@
 //!
 //! `qemu-img create` knows no file but by its path, so the storage daemon does it, told through its monitor.
 
-use super::layer::{Access, Layer, node};
+use super::layer::{Layer, node};
 use dray_confine::Tool;
 use dray_types::text::harmless;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ const JOB: &str = "make";
 
 /// Makes an empty qcow2 for a disk of `len` bytes in an open file, which may grow to `room` bytes.
 pub(super) fn make(file: File, path: &Path, len: u64, room: u64) -> io::Result<()> {
-    let mut layer = Layer::serve(file, path, Access::Write { room: Some(room) })?;
+    let mut layer = Layer::serve(file, path, true, Some(room))?;
     let mut tool = Tool::new(MAKER);
     let mut below = node(tool.hand(layer.socket()?), false);
     below["node-name"] = "file".into();
@@ -63,7 +63,7 @@ fn said(why: &str, from: PipeReader) -> io::Error {
 
 /// Removes clusters from a qcow2 to which nothing in it refers.
 pub(super) fn remove_leaks(file: File, path: &Path, room: u64) -> io::Result<()> {
-    let mut layer = Layer::serve(file, path, Access::Write { room: Some(room) })?;
+    let mut layer = Layer::serve(file, path, true, Some(room))?;
     let mut tool = Tool::new(CHECKER);
     let below = node(tool.hand(layer.socket()?), false);
     let image = json!({"driver": "qcow2", "file": below, "backing": null});

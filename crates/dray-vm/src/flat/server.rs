@@ -6,7 +6,7 @@
 //!
 //! A daemon ends with its agent. The next one looks for it all the same before it starts its own.
 
-use super::layer::{self, Access, Admits, Layer};
+use super::layer::{self, Admits, Layer};
 use dray_confine::Tool;
 use dray_host::record::chain::ChainLayer;
 use dray_image::growable_len;
@@ -192,11 +192,9 @@ impl Chained<'_> {
             let path = if depth == 0 { self.active } else { &layer.path };
             let write = self.writes(depth);
             let file = layer::open(path, &layer.format, write, self.admits)?;
-            let access = match write {
-                false => Access::Read,
-                true => Access::Write { room: room(&file, &layer.format, self.len)? },
-            };
-            Layer::serve(file, path, access)
+            // Read, it may grow too: until the disk leaves it, whatever its QEMU writes there has to be seen.
+            let room = room(&file, &layer.format, self.len)?;
+            Layer::serve(file, path, write, room)
         };
         self.layers.iter().enumerate().map(open).collect()
     }
@@ -263,16 +261,10 @@ fn mark(place: &Path) -> String {
     format!("description={},", place.display().to_string().replace(',', ",,"))
 }
 
-/// The same of a daemon that an agent of version 0.1 has started.
-fn old_mark(place: &Path) -> String {
-    let socket = Files::of(place).socket;
-    format!("addr.type=unix,addr.path={}", socket.display().to_string().replace(',', ",,"))
-}
-
 /// Ends a daemon that an agent before this one has left behind at `place`.
 fn end_leftover(place: &Path) -> io::Result<()> {
-    let (mark, old) = (mark(place), old_mark(place));
-    end_those(|word| word.starts_with(mark.as_bytes()) || word == old.as_bytes())
+    let mark = mark(place);
+    end_those(|word| word.starts_with(mark.as_bytes()))
 }
 
 /// Ends every daemon that an agent before this one has left behind at a place whose path begins with
@@ -281,10 +273,9 @@ fn end_leftover(place: &Path) -> io::Result<()> {
 /// # Errors
 /// When one does not end, or the directory cannot be read.
 pub(super) fn end_leftovers(dir: &Path, places: &str) -> io::Result<()> {
-    let place = dir.join(places);
-    let wanted = [mark(&place), old_mark(&place)]
-        .map(|mark| mark.trim_end_matches(',').trim_end_matches(".sock").to_owned());
-    end_those(|word| wanted.iter().any(|wanted| word.starts_with(wanted.as_bytes())))?;
+    let mark = mark(&dir.join(places));
+    let wanted = mark.trim_end_matches(',');
+    end_those(|word| word.starts_with(wanted.as_bytes()))?;
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
         if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(places)) {

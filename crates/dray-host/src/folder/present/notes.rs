@@ -47,8 +47,8 @@ struct Open {
 
 impl Notes {
     /// The notes at `path` of an image of `blocks` blocks in the file or device `image`. Those of another boot, or of
-    /// an earlier life of its file system, and what is no note, are as if they were not there; a file that cannot be made or begun anew costs notes to come,
-    /// and not the start.
+    /// an earlier life of its file system, and what is no note, are as if they were not there; a file that cannot be
+    /// made or begun anew costs notes to come, and not the start.
     ///
     /// # Errors
     /// When the file is there and cannot be read, or nobody tells whether its file system was mounted anew: what a guest
@@ -57,23 +57,7 @@ impl Notes {
         let files = path.files();
         let Ok(boot) = files.boot() else { return Self::of_boot(path, blocks, of_process()) };
         let instance = files.instance(image.parent().unwrap_or(image))?;
-        Self::of_cache(path, blocks, &Cache { boot, instance })
-    }
-
-    fn of_cache(path: &StatePath, blocks: u64, cache: &Cache) -> io::Result<Self> {
-        let id = cache.id();
-        let begins_with = |boot| path.open()?.read().map(|bytes| bytes.starts_with(&header(boot)));
-        if id == cache.boot || !begins_with(&cache.boot).unwrap_or(false) {
-            return Self::of_boot(path, blocks, id);
-        }
-        // Earlier versions name the boot alone.
-        let mut notes = Self::of_boot(path, blocks, cache.boot)?;
-        notes.boot = id;
-        if !notes.compact() {
-            // What is added has to fit to what is there.
-            notes.boot = cache.boot;
-        }
-        Ok(notes)
+        Self::of_boot(path, blocks, Cache { boot, instance }.id())
     }
 
     fn of_boot(path: &StatePath, blocks: u64, boot: [u8; BOOT_LEN]) -> io::Result<Self> {
@@ -315,24 +299,6 @@ mod tests {
         open().add(BlockRange::new(9, 1)).unwrap();
         disk.kill();
         assert_eq!(*open().named(), set(&[(9, 1)]));
-    }
-
-    #[test]
-    fn notes_of_a_version_that_knew_the_boot_only_count_on() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = path(&dir);
-        open(&path, 'a').add(BlockRange::new(7, 3)).unwrap();
-        let of = |instance| {
-            let cache = Cache { boot: boot('a'), instance };
-            Notes::of_cache(&path, BLOCKS, &cache).unwrap().named().clone()
-        };
-        assert_eq!(of(Some(1)), set(&[(7, 3)]));
-        assert_eq!(
-            of(Some(1)),
-            set(&[(7, 3)]),
-            "from then on as notes of this life of the file system"
-        );
-        assert!(of(Some(2)).is_empty());
     }
 
     #[test]
