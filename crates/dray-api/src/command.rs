@@ -6,11 +6,11 @@
 use super::options::Order;
 use super::options::Tuning;
 use super::text::MigrationRef;
-use super::{ApiResult, ErrorKind, Refusal, Started, Summary};
+use super::{ApiResult, Command, ErrorKind, Refusal, Repository, Started, Summary};
 use dray_types::{BitRate, ByteSize, Strategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Hands the table to the macro that it is given, which makes something of its rows. A row is
 ///
@@ -502,4 +502,82 @@ pub enum BackfillAction {
     Pause,
     /// Change the limit of everything the migration sends; none when null.
     Rate(Option<BitRate>),
+}
+
+/// What a command names that the agent would open with its own rights.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Named<'a> {
+    /// A repository, and its key.
+    pub repository: Option<(&'a str, Option<&'a Path>)>,
+    /// Sockets of this host.
+    pub sockets: Vec<&'a Path>,
+}
+
+impl Command {
+    /// What it names that the agent would open with its own rights.
+    pub fn named(&self) -> Named<'_> {
+        use Command as C;
+        match self {
+            C::Migrate(of) => Named::subject(&of.subject),
+            C::Prepare(of) => Named::subject(&of.subject),
+            C::Plan(of) => Named::subject(&of.subject),
+            C::Seed(of) => Named::subject(&of.subject),
+            C::Batch(of) => {
+                let sockets = of.moves.iter().flat_map(|one| Named::subject(&one.subject).sockets);
+                Named { sockets: sockets.collect(), ..Named::default() }
+            }
+            C::Adopt(of) => Named::socket(Some(&of.qmp)),
+            C::Release(of) => Named::socket(Some(&of.qmp)),
+            C::Resize(of) => Named::socket(of.qmp.as_deref()),
+            C::Backfill(of) => Named::socket(of.qmp.as_deref()),
+            C::Backup(of) => {
+                let repository = Some((of.to.as_str(), of.key_file.as_deref()));
+                Named { repository, ..Named::socket(of.fsfreeze.as_deref()) }
+            }
+            C::Backups(of) => of.repository.as_ref().map(Named::repository).unwrap_or_default(),
+            C::BackupInit(of) => Named::repository(&of.0),
+            C::BackupPrune(of) => Named::repository(&of.repository),
+            C::BackupGc(of) => Named::repository(&of.0),
+            C::BackupVerify(of) => Named::repository(&of.repository),
+            C::Restore(of) => Named::repository(&of.repository),
+            // The path of an image has to be in a pool, whoever names it.
+            C::ImageAdd(_) => Named::default(),
+            C::Info(_)
+            | C::Peers(_)
+            | C::Status(_)
+            | C::Watch(_)
+            | C::Cancel(_)
+            | C::Resume(_)
+            | C::Limit(_)
+            | C::Unstall(_)
+            | C::Batches(_)
+            | C::BatchWatch(_)
+            | C::BatchCancel(_)
+            | C::BatchLimit(_)
+            | C::Images(_)
+            | C::ImageRemove(_)
+            | C::Claim(_)
+            | C::Lineage(_)
+            | C::Record(_)
+            | C::BackupCancel(_) => Named::default(),
+        }
+    }
+}
+
+impl<'a> Named<'a> {
+    fn subject(subject: &'a Subject) -> Self {
+        match subject {
+            Subject::Vm { qmp } => Self::socket(Some(qmp)),
+            Subject::Images { .. } => Self::default(),
+        }
+    }
+
+    fn socket(path: Option<&'a Path>) -> Self {
+        Self { sockets: path.into_iter().collect(), ..Self::default() }
+    }
+
+    fn repository(of: &'a Repository) -> Self {
+        let repository = Some((of.at.as_str(), of.key_file.as_deref()));
+        Self { repository, ..Self::default() }
+    }
 }

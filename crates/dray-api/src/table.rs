@@ -10,8 +10,6 @@ use serde::{Deserialize, Serialize};
 pub trait Ask: Into<Command> + Serialize + Send + 'static {
     /// What it is called in the JSON.
     const NAME: &'static str;
-    /// The least level of access that may give it.
-    const LEVEL: AccessLevel;
     /// The events that come before the answer, by their names in the JSON.
     const EVENTS: &'static [&'static str];
     /// What it is answered with.
@@ -50,7 +48,6 @@ macro_rules! define {
         $(
             impl Ask for $command {
                 const NAME: &'static str = $name;
-                const LEVEL: AccessLevel = AccessLevel::$level;
                 const EVENTS: &'static [&'static str] = &[$($($event),+)?];
                 type Answer = $answer;
             }

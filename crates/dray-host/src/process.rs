@@ -38,6 +38,12 @@ pub(crate) fn user_of(pid: i32) -> Option<u32> {
     users.split_whitespace().nth(3)?.parse().ok()
 }
 
+/// Whether there are walls for what this user runs: root, and who the agent runs as, could do without dray what
+/// they do with it.
+pub fn has_walls(user: u32) -> bool {
+    user != 0 && user != rustix::process::geteuid().as_raw()
+}
+
 /// The boot of this host.
 pub(crate) fn boot() -> Option<String> {
     Some(std::fs::read_to_string(BOOT_ID).ok()?.trim().to_owned())

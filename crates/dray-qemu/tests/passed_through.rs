@@ -37,7 +37,8 @@ impl Manager {
     /// What dray gets of it.
     fn monitor(self: &Arc<Self>) -> Qmp {
         let (socket, pid) = (self.own.socket().to_owned(), self.own.pid());
-        let monitored = Monitored { socket, pid, version: self.own.version() };
+        let (user, version) = (self.own.user(), self.own.version());
+        let monitored = Monitored { socket, pid, user, version };
         Qmp::over(Box::new(Through(Arc::clone(self))), monitored, Duration::from_secs(30))
     }
 }

@@ -13,7 +13,7 @@
 //! counts that has the file open.
 
 use dray_api::{ErrorKind, Refusal};
-use dray_host::process::QemuProcess;
+use dray_host::process::{QemuProcess, has_walls};
 use dray_image::{FileId, files_locked_at, has_open, is_open_elsewhere, open_files};
 use dray_qemu::adopt::node_of;
 use dray_qemu::sign::{self, SIGNS};
@@ -45,7 +45,9 @@ pub fn check(what: &str, vm: &QemuProcess, path: &Path, file: FileId) -> Result<
     let pid = vm.pid;
     let (why, hint) = match u32::try_from(pid).map(|pid| has_open(pid, file)) {
         Ok(Ok(true)) => return Ok(()),
-        Ok(Ok(false)) if !is_qemu(pid) && is_open_elsewhere(file).unwrap_or(false) => return Ok(()),
+        Ok(Ok(false)) if is_manager(vm) && is_open_elsewhere(file).unwrap_or(false) => {
+            return Ok(());
+        }
         Ok(Err(why)) => (
             format!(
                 "the agent cannot find out which files its QEMU has open (process {pid}): {why}"
@@ -66,10 +68,13 @@ fn other_file(what: &str, vm: &QemuProcess, path: &Path, as_what: &str) -> Refus
     )
 }
 
-/// Whether a process is called as QEMU's are.
-fn is_qemu(pid: i32) -> bool {
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    ["qemu", "kvm"].iter().any(|prefix| name.starts_with(prefix))
+/// Whether the process behind the monitor is a manager's, and the disks are open in another one: it is root's or the
+/// agent's own, and not called as QEMU's are. Anybody may call himself what he likes; of who has less rights than the
+/// agent only what he has open himself counts.
+fn is_manager(vm: &QemuProcess) -> bool {
+    let name = std::fs::read_to_string(format!("/proc/{}/comm", vm.pid)).unwrap_or_default();
+    vm.user().is_some_and(|user| !has_walls(user))
+        && !["qemu", "kvm"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// The same for what lies at a path now.
@@ -164,7 +169,11 @@ fn only(files: Files) -> Option<Found> {
 /// Whether a node of which QEMU gives no sign has this file, because no other node can have what QEMU has open of it.
 async fn is_left(vm: &QemuProcess, qmp: &Qmp, node: &str, file: FileId) -> dray_qemu::Result<bool> {
     let mut open = all(vm, open_files);
-    for other in sign::file_nodes(qmp).await? {
+    let nodes = sign::file_nodes(qmp).await?;
+    if !nodes.iter().any(|other| other == node) {
+        return Ok(false);
+    }
+    for other in nodes {
         if other == node {
             continue;
         }
@@ -188,9 +197,9 @@ fn all(vm: &QemuProcess, of: impl Fn(u32) -> std::io::Result<BTreeMap<u32, FileI
     processes(vm).into_iter().flat_map(files).collect()
 }
 
-/// The process of the VM; where that is none of QEMU's, all but this one.
+/// The process of the VM; where that is a manager's, all but this one.
 fn processes(vm: &QemuProcess) -> Vec<u32> {
-    if is_qemu(vm.pid) {
+    if !is_manager(vm) {
         return u32::try_from(vm.pid).into_iter().collect();
     }
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -6,8 +6,9 @@ use crate::look::Look;
 use crate::released::plans_of;
 use crate::{own_files, qemu_error};
 use dray_api::{ApiResult, ErrorKind, Refusal};
-use dray_host::process::QemuProcess;
-use dray_host::registry::Registry;
+use dray_files::unix_ms;
+use dray_host::process::{QemuProcess, has_walls};
+use dray_host::registry::{Process, Registry};
 use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, options_of_part, status};
 use dray_types::text::harmless;
 use serde_json::{Map, Value, json};
@@ -106,6 +107,12 @@ impl Picture {
         let name = status::name(vm.monitor()).await.map_err(failed)?;
         let name = name.or_else(|| name_of_socket(socket));
         let look = vm.look().await.map_err(failed)?;
+        if look.process.is_none() && vm.monitor().user().is_some_and(has_walls) {
+            let why = "it is not known which process answers for it: who made the socket has ended, or \
+                       cannot be seen from here";
+            return Err(Refusal::new(ErrorKind::Denied, what(), why)
+                .hint("start the vm so that its QEMU makes the socket itself"));
+        }
         let mut known = match vm.monitor().pid() {
             Some(pid) => NodeOptions::of_process(pid).map_err(failed)?,
             None => NodeOptions::default(),
@@ -118,6 +125,7 @@ impl Picture {
             let found = layers(disk, &known, &nbd_socket).map_err(failed);
             let found = found.and_then(|layers| {
                 check_files(disk, &layers, look.process.as_ref())?;
+                check_clients(disk, &layers, look.process.as_ref(), registry)?;
                 Ok(layers)
             });
             match found {
@@ -267,6 +275,41 @@ fn check_files(
         LayerLocation::Local(path) => own_files::check_path(&what, process, path),
         LayerLocation::Resident(_) => Ok(()),
     })
+}
+
+/// Refuses a disk that is said to be on the export of an image which this VM does not have: whoever is behind the
+/// monitor may name any. A manager's word counts.
+fn check_clients(
+    disk: &VmDisk,
+    layers: &[LayerPicture],
+    process: Option<&QemuProcess>,
+    registry: &Registry,
+) -> ApiResult<()> {
+    let walled = |vm: &&QemuProcess| vm.user().is_none_or(has_walls);
+    let Some(vm) = process.filter(walled) else { return Ok(()) };
+    let client = u32::try_from(vm.pid).ok().map(|pid| Process { pid, started: vm.started });
+    let has = |name: &str| {
+        client.is_some_and(|client| {
+            registry.was_attached(name, client)
+                && registry.who_else_has(name, client, unix_ms()).is_none()
+        })
+    };
+    let named = layers.iter().filter_map(|layer| match &layer.place {
+        LayerLocation::Resident(name) => Some(name),
+        LayerLocation::Local(_) => None,
+    });
+    match named.into_iter().find(|name| !has(name)) {
+        None => Ok(()),
+        Some(name) => {
+            let what = format!("cannot use disk {}", disk.qdev);
+            let why = format!(
+                "its QEMU (process {}) says that it is on image '{name}', and is no client of it",
+                vm.pid
+            );
+            Err(Refusal::new(ErrorKind::Denied, what, why)
+                .hint("wait until QEMU is connected again, if the agent has just been restarted"))
+        }
+    }
 }
 
 fn unfit_disk(disk: &VmDisk, nbd_socket: &Path, why: Refusal) -> Unfit {

@@ -4,6 +4,7 @@
 //! That user may put there whatever it likes. The agent connects to nothing but a socket of that user, and
 //! speaks only to the process it means: other QEMUs may run as the same user.
 
+use crate::own::connect_now;
 use dray_host::process::QemuProcess;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Uid, chownat, fstat, open};
 use std::fs::DirBuilder;
@@ -63,9 +64,10 @@ impl Meeting {
             let why = format!("{} is no socket of the vm's user", path.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
-        // The very one that was looked at.
-        let stream = UnixStream::connect(format!("/proc/self/fd/{}", found.as_raw_fd()))
-            .map_err(|why| self.failed("connect to the socket in", &why))?;
+        // The very one that was looked at. Nobody waits for a QEMU that has no room for clients.
+        let found = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
+        let stream = connect_now(&found)
+            .map_err(|why| self.failed("connect to the socket in", &why.into()))?;
         if is_from(&stream, qemu) {
             return Ok(stream);
         }

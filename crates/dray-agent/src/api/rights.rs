@@ -1,18 +1,17 @@
 //! What somebody who came through a socket may have the agent do. Everything is decided here, before
 //! a command is begun.
 
-use dray_api::{AccessLevel, ApiResult, Command, ErrorKind, Refusal, Repository, Subject};
+use dray_api::{AccessLevel, ApiResult, Command, ErrorKind, Refusal};
 use dray_config::Config;
+use dray_host::process::has_walls;
 use dray_host::refusals::of_path;
-use std::path::Path;
 use tokio::net::UnixStream;
 
 /// The level of who is at the other end, where the socket is for `usual`. Root and the agent's own
 /// user could do without dray whatever they can do with it.
 pub fn level_of(stream: &UnixStream, usual: AccessLevel) -> AccessLevel {
-    let own = rustix::process::geteuid().as_raw();
     match stream.peer_cred() {
-        Ok(peer) if peer.uid() == 0 || peer.uid() == own => AccessLevel::Admin,
+        Ok(peer) if !has_walls(peer.uid()) => AccessLevel::Admin,
         _ => usual,
     }
 }
@@ -31,7 +30,7 @@ pub fn check(command: &Command, level: AccessLevel, config: &Config) -> ApiResul
     if level == AccessLevel::Admin {
         return Ok(());
     }
-    let named = Named::of(command);
+    let named = command.named();
     if let Some((at, _)) = named.repository
         && !config.backups.iter().any(|known| known.name == at)
     {
@@ -50,85 +49,11 @@ pub fn check(command: &Command, level: AccessLevel, config: &Config) -> ApiResul
     Ok(())
 }
 
-/// What a command names that the agent would open with its own rights.
-#[derive(Default)]
-struct Named<'a> {
-    /// A repository, and its key.
-    repository: Option<(&'a str, Option<&'a Path>)>,
-    /// Sockets of this host.
-    sockets: Vec<&'a Path>,
-}
-
-impl<'a> Named<'a> {
-    fn of(command: &'a Command) -> Self {
-        use Command as C;
-        match command {
-            C::Migrate(of) => Self::subject(&of.subject),
-            C::Prepare(of) => Self::subject(&of.subject),
-            C::Plan(of) => Self::subject(&of.subject),
-            C::Seed(of) => Self::subject(&of.subject),
-            C::Batch(of) => {
-                let sockets = of.moves.iter().flat_map(|one| Self::subject(&one.subject).sockets);
-                Self { sockets: sockets.collect(), ..Self::default() }
-            }
-            C::Adopt(of) => Self::socket(Some(&of.qmp)),
-            C::Release(of) => Self::socket(Some(&of.qmp)),
-            C::Resize(of) => Self::socket(of.qmp.as_deref()),
-            C::Backfill(of) => Self::socket(of.qmp.as_deref()),
-            C::Backup(of) => {
-                let repository = Some((of.to.as_str(), of.key_file.as_deref()));
-                Self { repository, ..Self::socket(of.fsfreeze.as_deref()) }
-            }
-            C::Backups(of) => of.repository.as_ref().map(Self::repository).unwrap_or_default(),
-            C::BackupInit(of) => Self::repository(&of.0),
-            C::BackupPrune(of) => Self::repository(&of.repository),
-            C::BackupGc(of) => Self::repository(&of.0),
-            C::BackupVerify(of) => Self::repository(&of.repository),
-            C::Restore(of) => Self::repository(&of.repository),
-            // The path of an image has to be in a pool, whoever names it.
-            C::ImageAdd(_) => Self::default(),
-            C::Info(_)
-            | C::Peers(_)
-            | C::Status(_)
-            | C::Watch(_)
-            | C::Cancel(_)
-            | C::Resume(_)
-            | C::Limit(_)
-            | C::Unstall(_)
-            | C::Batches(_)
-            | C::BatchWatch(_)
-            | C::BatchCancel(_)
-            | C::BatchLimit(_)
-            | C::Images(_)
-            | C::ImageRemove(_)
-            | C::Claim(_)
-            | C::Lineage(_)
-            | C::Record(_)
-            | C::BackupCancel(_) => Self::default(),
-        }
-    }
-
-    fn subject(subject: &'a Subject) -> Self {
-        match subject {
-            Subject::Vm { qmp } => Self::socket(Some(qmp)),
-            Subject::Images { .. } => Self::default(),
-        }
-    }
-
-    fn socket(path: Option<&'a Path>) -> Self {
-        Self { sockets: path.into_iter().collect(), ..Self::default() }
-    }
-
-    fn repository(of: &'a Repository) -> Self {
-        let repository = Some((of.at.as_str(), of.key_file.as_deref()));
-        Self { repository, ..Self::default() }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::{Value, json};
+    use std::path::Path;
 
     fn config(dir: &Path) -> Config {
         let text = format!(

@@ -112,16 +112,22 @@ impl KnownClients {
         self.known.iter().find(|one| one.runs() && !seen(one)).copied()
     }
 
-    /// Who of those for whom `counts` says so has the image: it is attached, was let in just now, or comes back.
-    fn holder(&self, now_ms: u64, counts: impl Fn(&Process) -> bool) -> Option<Process> {
+    /// Who has the image: who is attached, was let in just now, or comes back.
+    fn holders(&self, now_ms: u64) -> impl Iterator<Item = Process> {
         let entering = self.admitted.as_ref();
-        let entering = entering.filter(|one| now_ms.abs_diff(one.at_ms) < ENTERING_MS);
+        let entering = entering.filter(move |one| now_ms.abs_diff(one.at_ms) < ENTERING_MS);
         let attached = self.seen.iter().filter(|seen| seen.connections > 0);
         let seen =
             |one: &Process| self.seen.iter().any(|seen| seen.process == *one && !seen.is_cut_off);
-        let absent = self.known.iter().filter(|one| !seen(one)).copied();
+        let absent = self.known.iter().filter(move |one| !seen(one)).copied();
         let all = attached.map(|seen| seen.process).chain(absent);
-        all.chain(entering.map(|one| one.process)).find(|one| one.runs() && counts(one))
+        all.chain(entering.map(|one| one.process)).filter(Process::runs)
+    }
+
+    /// Another process that has the image, while this one has it not.
+    fn who_else_has(&self, process: Process, now_ms: u64) -> Option<Process> {
+        let first = self.holders(now_ms).next();
+        first.filter(|_| !self.holders(now_ms).any(|one| one == process))
     }
 
     /// Who is attached is cut off, and comes back to another disk of the image.
@@ -230,37 +236,25 @@ impl Registry {
         record.state == CopyState::Owner && (record.adopted.is_some() || !released())
     }
 
-    /// Lets a process in to the image called `name`, at this time since the epoch, unless another one has it of
-    /// those for whom `counts` says so.
+    /// Lets a process in to the image called `name`, at this time since the epoch, unless another one has it.
     ///
     /// # Errors
     /// The process that has it.
-    pub fn let_in(
-        &self,
-        name: &str,
-        process: Process,
-        now_ms: u64,
-        counts: impl Fn(&Process) -> bool,
-    ) -> Result<(), Process> {
+    pub fn let_in(&self, name: &str, process: Process, now_ms: u64) -> Result<(), Process> {
         let mut all = self.lock_clients();
         let Some(known) = all.get_mut(name) else { return Ok(()) };
-        match known.holder(now_ms, counts) {
-            Some(holder) if holder != process => Err(holder),
-            _ => {
+        match known.who_else_has(process, now_ms) {
+            Some(holder) => Err(holder),
+            None => {
                 known.admitted = Some(Admitted { process, at_ms: now_ms });
                 Ok(())
             }
         }
     }
 
-    /// The process that has the image called `name`, of those for whom `counts` says so.
-    pub fn holder(
-        &self,
-        name: &str,
-        now_ms: u64,
-        counts: impl Fn(&Process) -> bool,
-    ) -> Option<Process> {
-        self.lock_clients().get(name).and_then(|known| known.holder(now_ms, counts))
+    /// Another process that has the image called `name`, while this one has it not.
+    pub fn who_else_has(&self, name: &str, process: Process, now_ms: u64) -> Option<Process> {
+        self.lock_clients().get(name).and_then(|known| known.who_else_has(process, now_ms))
     }
 
     /// Whether this process was attached to the image before, in this boot of the host.
@@ -371,22 +365,24 @@ mod tests {
     fn an_image_is_held_by_who_is_there_or_comes_back() {
         let (_dir, path) = list();
         let own = own();
+        let holder = |known: &KnownClients, now| known.holders(now).next();
         let mut known = KnownClients::load(&path);
-        assert_eq!(known.holder(0, |_| true), None);
+        assert_eq!(holder(&known, 0), None);
         known.note(own);
         known.note(process(7));
-        assert_eq!(known.holder(0, |_| true), Some(own), "the other one has ended");
-        assert_eq!(known.holder(0, |_| false), None);
-        assert_eq!(KnownClients::load(&path).holder(0, |_| true), Some(own), "it comes back");
+        assert_eq!(holder(&known, 0), Some(own), "the other one has ended");
+        assert_eq!(known.who_else_has(own, 0), None);
+        assert_eq!(known.who_else_has(process(8), 0), Some(own));
+        assert_eq!(holder(&KnownClients::load(&path), 0), Some(own), "it comes back");
         known.cut_off();
         known.left(own);
-        assert_eq!(known.holder(0, |_| true), Some(own), "it comes back");
+        assert_eq!(holder(&known, 0), Some(own), "it comes back");
         known.note(own);
         known.left(own);
-        assert_eq!(known.holder(0, |_| true), None, "it has left");
+        assert_eq!(holder(&known, 0), None, "it has left");
         known.admitted = Some(Admitted { process: own, at_ms: 1 });
-        assert_eq!(known.holder(ENTERING_MS, |_| true), Some(own));
-        assert_eq!(known.holder(ENTERING_MS + 1, |_| true), None, "it has only looked");
+        assert_eq!(holder(&known, ENTERING_MS), Some(own));
+        assert_eq!(holder(&known, ENTERING_MS + 1), None, "it has only looked");
     }
 
     #[test]

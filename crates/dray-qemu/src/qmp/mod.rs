@@ -134,6 +134,8 @@ pub struct Monitored {
     pub socket: PathBuf,
     /// Its process, where that is known.
     pub pid: Option<i32>,
+    /// The user who made the socket, where that is known.
+    pub user: Option<u32>,
     /// Its version.
     pub version: Version,
 }
@@ -196,6 +198,11 @@ impl Qmp {
     /// The process of the VM.
     pub fn pid(&self) -> Option<i32> {
         self.0.monitored.pid
+    }
+
+    /// The user who made its socket.
+    pub fn user(&self) -> Option<u32> {
+        self.0.monitored.user
     }
 
     /// How long an answer may take, or an event of a job.

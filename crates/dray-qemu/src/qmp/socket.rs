@@ -71,7 +71,8 @@ impl Connection {
         let stream = UnixStream::connect(socket).await.map_err(|e| {
             Error::with_source(ErrorKind::Connect, format!("could not connect to {name}"), e)
         })?;
-        let pid = stream.peer_cred().ok().and_then(|cred| cred.pid());
+        let peer = stream.peer_cred().ok();
+        let (pid, user) = (peer.and_then(|peer| peer.pid()), peer.map(|peer| peer.uid()));
         let (reader, writer) = stream.into_split();
         let mut reader = BufReader::new(reader);
         let greeting =
@@ -92,7 +93,7 @@ impl Connection {
         });
         let task = tokio::spawn(read_loop(reader, Arc::downgrade(&shared), socket.to_owned()));
         let connection = Self { shared, reader: task.abort_handle() };
-        Ok((connection, Monitored { socket: socket.to_owned(), pid, version }))
+        Ok((connection, Monitored { socket: socket.to_owned(), pid, user, version }))
     }
 
     async fn ask(&self, command: &str, arguments: Value) -> Result<Value> {

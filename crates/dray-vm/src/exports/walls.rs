@@ -1,14 +1,14 @@
 //! Walls between VMs: an image is one VM's, and the QEMU of another one does not get it, also where both run
 //! as the same user.
 //!
-//! Whoever is root could take the file itself, and so could the agent's own user: for them there is no wall. Of
-//! other processes, one at a time has an image: the QEMU that it was adopted from; else the first that
-//! comes, until it has left or ended. A QEMU comes back after a restart of the agent, and has its images
-//! meanwhile.
+//! Whoever is root could take the file itself, and so could the agent's own user: nothing is kept from them.
+//! Everybody else gets what nobody else has: an image is that of the QEMU that it was adopted from, else of the
+//! first that comes, until it has left or ended. A QEMU comes back after a restart of the agent, and has its
+//! images meanwhile.
 
 use super::{ImageExports, process_of};
 use dray_files::unix_ms;
-use dray_host::process::QemuProcess;
+use dray_host::process::{QemuProcess, has_walls};
 use dray_host::registry::Process;
 use dray_serve::{Client, ExportError};
 
@@ -19,46 +19,38 @@ impl ImageExports {
             return Ok(());
         }
         let Some(process) = process_of(client) else { return Err(unknown(name)) };
-        if let Some(qemu) = self.adopted_from(name)
-            && u32::try_from(qemu.pid) != Ok(process.pid)
+        if let Some(qemu) = self.adopted_from_another(name, process)
             && !self.0.get(name).is_some_and(|entry| self.comes_under_dray(&entry, client))
         {
             return Err(refusal(name, qemu.pid));
         }
-        let admitted = self.0.let_in(name, process, unix_ms(), is_walled);
+        let admitted = self.0.let_in(name, process, unix_ms());
         admitted.map_err(|holder| refusal(name, holder.pid))
     }
 
-    /// Whether a client may learn of an image: nobody has it whom there is a wall for, or this client has it.
+    /// Whether a client may learn of an image: nobody else has it.
     pub(super) fn may_see(&self, name: &str, client: &Client) -> bool {
         if !is_walled_off(client) {
             return true;
         }
-        let Some(process) = process_of(client) else { return false };
-        let adopted = self.adopted_from(name).and_then(|qemu| u32::try_from(qemu.pid).ok());
-        let holder = || self.0.holder(name, unix_ms(), is_walled).map(|holder| holder.pid);
-        adopted.or_else(holder).is_none_or(|pid| pid == process.pid)
+        process_of(client).is_some_and(|process| {
+            self.adopted_from_another(name, process).is_none()
+                && self.0.who_else_has(name, process, unix_ms()).is_none()
+        })
     }
 
-    /// The QEMU that an image was adopted from, if there is a wall for it. The monitor of one that runs as root
-    /// may belong to another process than itself.
-    fn adopted_from(&self, name: &str) -> Option<QemuProcess> {
+    /// The QEMU that an image was adopted from, if it runs and is another process. One that was attached since is
+    /// the QEMU itself, whose monitor belongs to another process.
+    fn adopted_from_another(&self, name: &str, process: Process) -> Option<QemuProcess> {
         let qemu = self.0.get(name)?.record().adopted?.qemu?;
-        qemu.user().is_some_and(has_wall).then_some(qemu)
+        let other = u32::try_from(qemu.pid) != Ok(process.pid) && qemu.runs();
+        (other && !self.0.was_attached(name, process)).then_some(qemu)
     }
 }
 
-/// Whether there are walls for a client of this host. Over TCP its certificate says what it may open.
+/// Whether something is kept from a client of this host. Over TCP its certificate says what it may open.
 fn is_walled_off(client: &Client) -> bool {
-    client.user.is_some_and(has_wall)
-}
-
-fn is_walled(process: &Process) -> bool {
-    process.user().is_some_and(has_wall)
-}
-
-fn has_wall(user: u32) -> bool {
-    user != 0 && user != rustix::process::geteuid().as_raw()
+    client.user.is_some_and(has_walls)
 }
 
 /// Who connected may have ended and left the connection to anybody, or runs where this host's processes are not
@@ -136,6 +128,25 @@ mod tests {
         assert!(opens(&second), "the one that had it has ended");
         other.kill().unwrap();
         other.wait().unwrap();
+    }
+
+    /// A VM that runs as root has what it has, too.
+    #[test]
+    fn what_roots_vm_has_no_other_gets() {
+        let Some((mut child, client)) = vm() else { return println!("SKIP: not root") };
+        let dir = tempfile::tempdir().unwrap();
+        let exports = exports(dir.path());
+        let process = dray_serve::Process::find(std::process::id());
+        let root = Client { process, user: Some(0) };
+        exports.attached("disk.raw", &root, 1);
+        assert!(exports.open("disk.raw", &client).is_err() && !exports.is_for("disk.raw", &client));
+        exports.detached("disk.raw", &root, 0);
+        assert!(exports.open("disk.raw", &client).is_ok());
+        exports.attached("disk.raw", &client, 1);
+        exports.attached("disk.raw", &root, 1);
+        assert!(exports.open("disk.raw", &client).is_ok(), "a tool of root's looks at it");
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     /// Who connected has ended, and anybody may have the connection by now.
