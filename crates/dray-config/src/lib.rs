@@ -271,14 +271,16 @@ impl Config {
         self.pools.iter().find(|pool| pool.name == name)
     }
 
-    /// How an image at `path` is read and written: as its pool says, the innermost where one lies
-    /// in another.
-    pub fn io(&self, path: &Path) -> PoolIo {
+    /// The pool in which `path` is, the innermost where one lies in another. The file need not exist.
+    pub fn pool_of(&self, path: &Path) -> Option<&Pool> {
         let around = self.pools.iter().filter(|pool| pool.holds(path));
-        let inner = around.max_by_key(|pool| {
-            pool.path.canonicalize().map_or(0, |path| path.components().count())
-        });
-        inner.map_or(PoolIo::Buffered, |pool| pool.io)
+        around
+            .max_by_key(|pool| pool.path.canonicalize().map_or(0, |path| path.components().count()))
+    }
+
+    /// How an image at `path` is read and written: as its pool says.
+    pub fn io(&self, path: &Path) -> PoolIo {
+        self.pool_of(path).map_or(PoolIo::Buffered, |pool| pool.io)
     }
 
     /// The pool that `peer` gets when it names none: the first of its list.

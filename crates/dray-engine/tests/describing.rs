@@ -271,3 +271,33 @@ fn what_a_replica_may_have_is_described_whatever_the_sample_says() {
     }
     assert_eq!((asked, data), (set(&[(320, 320)]), set(&[(320, 323)])));
 }
+
+/// Of a replica that nobody vouches for, whole pieces are described, also where data and holes meet within one.
+#[test]
+fn holes_in_pieces_with_data_are_described_with_them() {
+    let mut plan = source_plan(Strategy::Hybrid);
+    plan.tuning.reuse = true;
+    let mut source = S::new(Strategy::Hybrid);
+    source.machine = Source::new(plan);
+    source.step(SourceEvent::Start);
+    source.step(SourceEvent::ImagesSynced(Ok(())));
+    source.step(SourceEvent::Reuse { known: true, together: false });
+    source.step(SourceEvent::LinkUp);
+    source.opened(&BlockSet::new());
+    source.step(SourceEvent::Shared { image: IMAGE, blocks: BlockSet::new() });
+    let data = set(&[(3, 1), (100, 60), (990, 10)]);
+    let mut effects = source.step(SourceEvent::Scanned { image: IMAGE, data });
+    let (mut asked, mut sent) = (BlockSet::new(), BlockSet::new());
+    for _ in 0..10 {
+        sent.union_with(&runs(&effects));
+        let mut next = source.received(&effects);
+        let pieces = described(&effects);
+        asked.union_with(&pieces.iter().map(|(_, range)| *range).collect());
+        let tags = pieces.iter().map(|(tag, _)| *tag).collect();
+        next.extend(source.hear(EPOCH, 0, ToSource::Received { tags }));
+        effects = next;
+    }
+    assert!(source.machine.is_ready());
+    // The image's end is not that of a piece.
+    assert_eq!((asked, sent), (set(&[(0, 16), (96, 64), (976, 16)]), set(&[(992, 8)])));
+}

@@ -73,6 +73,8 @@ pub struct Pool {
     pub kind: PoolKind,
     /// How its images are read and written.
     pub io: PoolIo,
+    /// Images in pools of one domain may be told what the others hold. None: each only what is its own.
+    pub reuse_domain: Option<String>,
 }
 
 /// Checks the name of an image or pool: one path component of harmless characters.
@@ -234,7 +236,7 @@ mod tests {
 
     fn pool(dir: &Path) -> Pool {
         let (kind, io) = (PoolKind::Files, PoolIo::Buffered);
-        Pool { name: "ssd".into(), path: dir.to_owned(), kind, io }
+        Pool { name: "ssd".into(), path: dir.to_owned(), kind, io, reuse_domain: None }
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl ImageRecord {
         if self.path.exists() {
             return Err(Useless::Taken(self.path.clone()));
         }
-        let note = note.as_found(&stamp_of(&StatePath::real(&file))?, self.len)?;
+        let note = note.as_found(&stamp_of(&StatePath::real(&file))?)?;
         if note.distrusted.len() > MAX_DISTRUSTED {
             return Err(Useless::Distrusted);
         }
@@ -124,8 +124,8 @@ impl Registry {
             return Err(io::Error::other("another image has its name now"));
         }
         let path = entry.record().current_path().map_err(io::Error::other)?;
-        let (now, len) = (stamp_of(&self.at(&path))?, entry.record().len);
-        let found = entry.record().replica.map(|note| note.as_found(&now, len)).transpose();
+        let now = stamp_of(&self.at(&path))?;
+        let found = entry.record().replica.map(|note| note.as_found(&now)).transpose();
         let found = found.map_err(io::Error::other)?;
         found.iter().try_for_each(ReplicaNote::check_kept).map_err(io::Error::other)?;
         self.update(entry, |record| {

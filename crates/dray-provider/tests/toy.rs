@@ -154,7 +154,10 @@ fn an_image_is_read_from_a_provider_that_nobody_knows() {
     ];
     let host = Host::new(places);
     let predicted = seed::survey(&host.parts(), true);
-    assert_eq!(predicted.base, Base::Replica { generation: GENERATION, distrusted: vec![] });
+    assert_eq!(
+        predicted.base,
+        Base::Replica { generation: GENERATION, distrusted: vec![], unproved: true }
+    );
     assert_eq!(predicted.given.len(), 1, "{:?}", predicted.given);
     assert_eq!(predicted.given[0].0, "toy");
 

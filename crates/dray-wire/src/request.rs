@@ -62,6 +62,8 @@ pub enum Base {
         /// Regions of 64 MiB that do not hold it any more: a migration that came to nothing wrote
         /// there.
         distrusted: Vec<u64>,
+        /// The target vouches for nothing of it: a block counts only after it had the hash that the source gave.
+        unproved: bool,
     },
     /// A file that lies there already and has the image's content: it is used where it is, and never
     /// written. Only of an image that came with a digest.
@@ -70,6 +72,13 @@ pub enum Base {
         #[serde(deserialize_with = "text::de_text")]
         export: String,
     },
+}
+
+impl Base {
+    /// Whether all of it is compared before any of it counts.
+    pub fn is_unproved(&self) -> bool {
+        matches!(self, Self::Replica { unproved: true, .. })
+    }
 }
 
 /// What content is told by: see `docs/reference/formats.md`.

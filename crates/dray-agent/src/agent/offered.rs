@@ -65,7 +65,8 @@ impl Agent {
             return None;
         }
         let path = record.current_path().ok()?;
-        let note = record.replica.filter(|note| note.check_kept().is_ok())?;
+        // What nobody vouches for is not passed on.
+        let note = record.replica.filter(|note| note.check_kept().is_ok() && !note.unproved)?;
         let peer = self.config.peer(peer)?;
         let mut pools = self.config.pools.iter().filter(|pool| peer.may_use(&pool.name));
         let allowed = peer.may(Right::ReadReplicas) && pools.any(|pool| pool.contains(&path));

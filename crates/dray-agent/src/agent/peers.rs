@@ -79,14 +79,13 @@ impl Agent {
         }
     }
 
-    async fn incoming(self: Arc<Self>, mut incoming: Incoming) {
+    async fn incoming(self: Arc<Self>, incoming: Incoming) {
         let (peer, kind) = (incoming.peer.clone(), incoming.kind);
         if let Err(why) = self.admit(&peer, need_of_stream(kind, incoming.hello.migration)) {
             tracing::info!(peer, ?kind, %why, "refused a peer's stream");
             incoming.refuse(why).await;
             return;
         }
-        self.strip_features(&peer, &mut incoming.hello.features);
         let handled = match kind {
             StreamKind::Request => match self.questions.begin(&peer, Bounded::Question) {
                 Ok(_question) => requests::serve(incoming, &Desk(Arc::clone(&self))).await,

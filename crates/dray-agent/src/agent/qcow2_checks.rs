@@ -66,7 +66,7 @@ mod tests {
         let registry = Registry::load(store, Arc::new(Pools(Arc::new(config)))).unwrap();
         let kind = PoolKind::Files;
         let (name, io) = ("p".to_owned(), PoolIo::Buffered);
-        let files = Pool { name, path: at.clone(), kind, io };
+        let files = Pool { name, path: at.clone(), kind, io, reuse_domain: None };
         let wanted = |name: &str, read_only| {
             let (len, allocated) = (1 << 30, 64 << 20);
             WantedImage { id: ImageId(1), name: name.into(), len, allocated, read_only }

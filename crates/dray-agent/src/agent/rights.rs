@@ -9,7 +9,6 @@ use dray_config::Right;
 use dray_host::refusals::{Answer, denied, unknown_peer};
 use dray_types::MigrationId;
 use dray_wire::StreamKind;
-use dray_wire::control::FEATURE_REUSE;
 use dray_wire::request::Request;
 
 /// What a peer must have for something.
@@ -83,12 +82,6 @@ impl Agent {
     fn other_end(&self, migration: MigrationId) -> Option<String> {
         let target = self.targets.get(migration).map(|slot| slot.intent().peer);
         target.or_else(|| self.sources.get(migration).map(|slot| slot.intent().peer))
-    }
-
-    /// Takes out of what a peer offers what it may not do here. Its migrations work without.
-    pub(super) fn strip_features(&self, peer: &str, offered: &mut Vec<String>) {
-        let reuses = self.config.peer(peer).is_some_and(|known| known.may(Right::Reuse));
-        offered.retain(|word| reuses || word != FEATURE_REUSE);
     }
 }
 

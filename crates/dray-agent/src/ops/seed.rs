@@ -65,8 +65,10 @@ impl Answers<Seed> for Arc<Agent> {
 /// What of a migration that was not prepared the target could take from its backups; none when nobody wants that. What
 /// a VM begins with is seen to when it is prepared.
 fn of_migration(command: &Migrate) -> Option<Seed> {
-    let Migrate { subject, to, pool, names, prepared, no_backups, .. } = command.clone();
-    let wanted = !no_backups && prepared.is_none() && matches!(subject, Subject::Images { .. });
+    let Migrate { subject, to, pool, names, prepared, no_backups, no_reuse, .. } = command.clone();
+    // What was read counts only after it was compared.
+    let wanted = !no_backups && !no_reuse;
+    let wanted = wanted && prepared.is_none() && matches!(subject, Subject::Images { .. });
     wanted.then_some(Seed { subject, to, pool, prefix: None, names })
 }
 
@@ -94,6 +96,9 @@ impl Agent {
 
     /// What stands in the way of it is told, and the migration begins without it.
     async fn seed_before(self: &Arc<Self>, seed: Seed, events: &Events) {
+        if !self.config.reuse.enabled {
+            return;
+        }
         let event = match self.answer(seed, events.clone()).await {
             Ok(seeded) if seeded.images.is_empty() => return,
             Ok(seeded) => Event::Seeded(seeded),

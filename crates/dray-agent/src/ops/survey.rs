@@ -240,7 +240,7 @@ mod tests {
 
     fn replica() -> Base {
         let generation = Ancestor { id: GenerationId(5), number: 7 };
-        Base::Replica { generation, distrusted: Vec::new() }
+        Base::Replica { generation, distrusted: Vec::new(), unproved: false }
     }
 
     fn planned(base: Base, given: &[(&str, u64)], known: bool) -> PlannedImage {

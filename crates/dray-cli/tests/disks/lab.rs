@@ -121,7 +121,7 @@ fn config(host: &Host, peer: &Host, dir: &Path) -> String {
          [agent]\nname = \"{name}\"\nstate_dir = \"{own}/state\"\nrun_dir = \"{own}/run\"\n\
          listen = \"{listen}\"\n\
          [tls]\ndir = \"{dir}/pki/{name}\"\n\
-         [[pool]]\nname = \"p\"\npath = \"{own}/pool\"\n",
+         [[pool]]\nname = \"p\"\npath = \"{own}/pool\"\nreuse_domain = \"lab\"\n",
         dir = dir.display(),
         own = host.dir.display(),
         name = host.name,

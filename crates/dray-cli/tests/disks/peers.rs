@@ -5,7 +5,8 @@ use crate::guest::BLOCK;
 use crate::lab::{Host, read_record, run, write_record};
 use crate::seeds::{IMAGE, World, configure, sent, text};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -89,6 +90,29 @@ fn a_host_that_lies_is_found_out_by_a_backup() {
     assert!(told.contains("has generation 1"), "{told}");
     let (summary, _) = world.go(&["--verify"]);
     assert_eq!((sent(&summary), &summary["verified"]), (4, &true.into()), "{summary}");
+}
+
+/// A host that was taken over keeps records that say that nothing has happened.
+#[test]
+fn what_another_host_has_edited_does_not_count() {
+    let mut world = World::with_replica(&[]);
+    let file = replica(&world.lab.a);
+    world.lab.a.stop();
+    let at = world.lab.a.dir.join("state/images").join(format!("{IMAGE}.json"));
+    let touched = |path: &Path| {
+        let meta = path.metadata().unwrap();
+        format!("\"touched\": [\n        {},\n        {}\n", meta.ctime(), meta.ctime_nsec())
+    };
+    let before = touched(&file);
+    edit(&file, 512 * BLOCK);
+    let record = read_record(&at);
+    assert!(record.contains(&before), "{before}: {record}");
+    write_record(&at, &record.replace(&before, &touched(&file)));
+    world.lab.a.start();
+    world.write(&[(10, 4)]);
+    let (summary, told) = world.go(&["--verify"]);
+    assert!(told.contains("from replica at hosta"), "{told}");
+    assert_eq!((sent(&summary), &summary["verified"]), (5, &true.into()), "{summary}");
 }
 
 #[test]

@@ -457,6 +457,57 @@ fn content_of_another_pool_is_not_given_to_a_peer_that_may_not_use_it() {
     check(&lab.b, "vm.img", &base);
 }
 
+/// A host that asks for a hash would learn what the disk of another tenant holds.
+#[test]
+fn content_of_other_images_is_given_within_a_domain_and_only_to_who_has_the_right() {
+    let (same, right) = ("reuse_domain = \"lab\"\n", "\"reuse\", ");
+    for (own, right_given, given) in [
+        (same, right, IMAGE),
+        (same, "", 0),
+        ("reuse_domain = \"mine\"\n", right, 0),
+        ("", right, 0),
+    ] {
+        let theirs = tempfile::tempdir().unwrap();
+        let dir = theirs.path().display();
+        let pool = format!("[[pool]]\nname = \"theirs\"\npath = \"{dir}\"\n{same}");
+        let change = |config: String| {
+            config
+                .replace(same, own)
+                .replace("[\"p\"]", "[\"p\", \"theirs\"]")
+                .replace(right, right_given)
+                + &pool
+        };
+        let mut lab =
+            Lab::with(|name, config| if name == "hostb" { change(config) } else { config });
+        let base = noise(5, IMAGE);
+        std::fs::write(theirs.path().join("theirs.img"), &base).unwrap();
+        put(&lab.a, "vm.img", &base);
+        lab.start();
+        indexed(&lab.b, IMAGE);
+        lab.a.add("vm.img");
+        let summary = go(&lab, &["vm.img".into()], &[]);
+        assert_eq!(found(&summary), given as u64, "{own} {right_given}: {summary}");
+        check(&lab.b, "vm.img", &base);
+    }
+}
+
+/// A base image is nobody's secret.
+#[test]
+fn content_of_a_base_image_is_given_to_images_outside_its_domain() {
+    let mut lab = Lab::with(|_, config| config.replace("reuse_domain = \"lab\"\n", ""));
+    let base = noise(6, IMAGE);
+    put(&lab.b, "base.img", &base);
+    put(&lab.a, "vm.img", &base);
+    lab.start();
+    let add = json!({"image-add": {"name": "base.img", "path": lab.b.pool().join("base.img"), "read_only": true}});
+    lab.b.ask(add).unwrap();
+    indexed(&lab.b, IMAGE);
+    lab.a.add("vm.img");
+    let summary = go(&lab, &["vm.img".into()], &[]);
+    assert_eq!(found(&summary), IMAGE as u64, "{summary}");
+    check(&lab.b, "vm.img", &base);
+}
+
 #[test]
 fn the_background_keeps_no_room_of_a_file_that_is_deleted() {
     // Eight seconds for each MiB: it waits nearly all the time.

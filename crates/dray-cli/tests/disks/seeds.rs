@@ -90,12 +90,17 @@ impl World {
 
     /// A backup of the first generation, as hosta would have made it.
     pub fn back_up(&self, name: &str, key: &Key) {
+        self.back_up_as(name, key, &self.first);
+    }
+
+    /// A backup of the first generation with what somebody else wants it to hold.
+    fn back_up_as(&self, name: &str, key: &Key, versions: &Versions) {
         let line = self.line();
         let at = Ancestor {
             id: GenerationId(number(&line["past"][0]["id"])),
             number: line["past"][0]["number"].as_u64().unwrap(),
         };
-        write_backup(&self.place(name), key, ImageId(number(&line["id"])), at, &self.first);
+        write_backup(&self.place(name), key, ImageId(number(&line["id"])), at, versions);
     }
 
     /// Where the bytes of the image would come from.
@@ -209,6 +214,27 @@ fn what_a_backup_has_does_not_come_from_the_source() {
     assert_eq!(summary["verified"], true, "{summary}");
     assert!(summary["wire_bytes"]["total"].as_u64() < Some(1 << 20), "{summary}");
     assert_eq!(world.c.files(), [IMAGE]);
+}
+
+/// Whoever may write to a repository can put there what he likes, under hashes that are right for it. The owner's
+/// hashes decide: in Copy, and after the handover in Backfill.
+#[test]
+fn what_a_repository_has_made_up_does_not_count() {
+    for strategy in ["pre-copy", "post-copy"] {
+        let mut world = World::begin(&[("nas", false)]);
+        let mut lies = world.first.clone();
+        let data: Vec<u64> = lies.keys().copied().filter(|block| lies[block] > 0).collect();
+        let changed: Vec<u64> = data.into_iter().step_by(300).collect();
+        assert!(changed.len() > 3);
+        lies.extend(changed.iter().map(|block| (*block, 77)));
+        world.back_up_as("nas", &Key::None, &lies);
+        world.write(&[(10, 4)]);
+        let (summary, told) = world.go(&["--verify", "--strategy", strategy]);
+        assert!(told.contains("from nas"), "{told}");
+        assert_eq!(summary["verified"], true, "{strategy}: {summary}");
+        let expected = 4 + changed.iter().filter(|block| !(10..14).contains(*block)).count() as u64;
+        assert_eq!(sent(&summary), expected, "{strategy}: only what was made up: {summary}");
+    }
 }
 
 /// Every client of the API gets the migration that the command line gets.

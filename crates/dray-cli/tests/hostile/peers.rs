@@ -5,7 +5,6 @@ use crate::lab::{Lab, run};
 use dray_net::NetErrorKind;
 use dray_types::{ErrorKind, ImageId, MigrationId};
 use dray_wire::StreamKind;
-use dray_wire::control::FEATURE_REUSE;
 use dray_wire::request::{ComingImage, Reply, Request, WantedImage};
 use std::process::Command;
 
@@ -65,23 +64,6 @@ fn who_may_not_move_images_here_makes_and_reads_nothing() {
     }
     assert!(lab.a.files().is_empty() && lab.a.migrations().is_empty());
     assert!(matches!(attacker.ask(&lab.a, &Request::Identify), Ok(Reply::Identity { .. })));
-}
-
-/// The answer to a description tells that this host has the content: whoever may only move images here
-/// must not learn it, whatever it sends.
-#[test]
-fn who_may_not_ask_for_content_is_not_told_of_it_in_a_migration() {
-    for (rights, agrees) in
-        [("rights = [\"receive\"]", false), ("rights = [\"receive\", \"reuse\"]", true)]
-    {
-        let lab = lab(rights, "");
-        let attacker = Attacker::new(&lab, "hostb");
-        attacker.ask(&lab.a, &prepare(1)).unwrap();
-        let control = attacker.open(&lab.a, StreamKind::Control, Some(MigrationId(1))).unwrap();
-        assert_eq!(control.agreed(FEATURE_REUSE), agrees, "{rights}");
-        let data = attacker.open(&lab.a, StreamKind::Data, Some(MigrationId(1))).unwrap();
-        assert_eq!(data.agreed(FEATURE_REUSE), agrees, "{rights}");
-    }
 }
 
 /// What is of a migration is for its other end only, with whatever rights.

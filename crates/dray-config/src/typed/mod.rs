@@ -73,6 +73,7 @@ struct TypedPool {
     path: Text,
     kind: Option<Text>,
     io: Option<Text>,
+    reuse_domain: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -253,6 +254,7 @@ impl Reader<'_> {
             path: self.path(&field, &pool.path),
             kind: self.kind(pool),
             io: self.io(pool),
+            reuse_domain: pool.reuse_domain.clone(),
         }
     }
 

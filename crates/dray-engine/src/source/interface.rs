@@ -46,7 +46,8 @@ pub enum SourceEvent {
     /// Part of the answer to `Scan`, before `Scanned`: blocks that the target's replica of an earlier
     /// generation holds as they are here. Computed after `StartTracking` was carried out, from the
     /// changed sets of all later generations (`lineage::Lineage::changed_since`), and anew in every
-    /// life: a write from here on is in the tracker, one from before is in those sets.
+    /// life: a write from here on is in the tracker, one from before is in those sets. No blocks when nobody
+    /// vouches for the replica: all of it is compared.
     Shared {
         /// Which image.
         image: ImageIndex,

@@ -241,7 +241,8 @@ impl TargetImageIntent {
         }
         match (&self.replica, &self.refused) {
             (Some(note), _) => {
-                Base::Replica { generation: note.generation, distrusted: note.distrusted.clone() }
+                let (generation, distrusted) = (note.generation, note.distrusted.clone());
+                Base::Replica { generation, distrusted, unproved: note.unproved }
             }
             (None, Some(why)) => Base::Refused { why: why.clone() },
             (None, None) => Base::Empty,

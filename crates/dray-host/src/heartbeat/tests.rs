@@ -210,6 +210,7 @@ impl Host {
             stays: false,
             lost: None,
             distrusted: Vec::new(),
+            unproved: false,
         });
         let record = ImageRecord { replica, ..coming };
         let file = registry.open_file(&record).unwrap();
@@ -266,9 +267,7 @@ impl Host {
         let registry = self.start().unwrap();
         let entry = registry.get(NAME);
         match self.part {
-            Part::Unbegun => {
-                entry.is_some_and(|entry| entry.record().replica.unwrap().distrusted.is_empty())
-            }
+            Part::Unbegun => entry.is_some_and(|entry| !entry.record().replica.unwrap().unproved),
             Part::Coming | Part::Promised => entry.is_some() && self.doubts() == 0,
             Part::Owned => entry.unwrap().line().unwrap().lineage().has_past(),
             _ => entry.is_some(),

@@ -46,6 +46,10 @@ pub struct ReplicaNote {
     /// there.
     #[serde(default)]
     pub distrusted: Vec<u64>,
+    /// Nobody vouches for what it holds: it came from others than the image's owner, or another program may have
+    /// written to the file. A block of it counts only after it had the hash that the owner gave.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unproved: bool,
     /// Why writes to its file were lost since it was made: it holds its generation only as long as the system shows what
     /// it has not written down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -74,26 +78,19 @@ impl ReplicaNote {
         self.lost.clone().map_or(Ok(()), |why| Err(LostWrites(why)))
     }
 
-    /// What the copy can be taken for, when its file of `len` bytes looks like `now`. One that was only touched
-    /// holds its generation, unless somebody has written to it and has hidden that: all of it is compared.
+    /// What the copy can be taken for, when its file looks like `now`. One that was only touched holds its
+    /// generation, unless somebody has written to it and has hidden that: all of it is compared.
     ///
     /// # Errors
     /// That it was changed.
-    pub fn as_found(&self, now: &Stamp, len: u64) -> Result<Self, Written> {
+    pub fn as_found(&self, now: &Stamp) -> Result<Self, Written> {
         if *now == self.stamp {
             return Ok(self.clone());
         }
         if !now.seems_unwritten(&self.stamp) {
             return Err(Written);
         }
-        let mut found = self.clone();
-        found.distrust_all(len);
-        Ok(found)
-    }
-
-    /// Nothing of the copy, of `len` bytes, is believed to be as it was left.
-    pub fn distrust_all(&mut self, len: u64) {
-        self.distrusted = (0..BlockRange::whole(len).len.div_ceil(REGION_BLOCKS)).collect();
+        Ok(Self { unproved: true, ..self.clone() })
     }
 }
 

@@ -133,12 +133,9 @@ impl Registry {
     /// migration, nothing of the copy is trusted, durably.
     pub(super) fn distrust_return(&self, mut record: ImageRecord) -> io::Result<ImageRecord> {
         let returns = record.returns();
-        let Some(note) = record.replica.as_mut().filter(|_| returns) else { return Ok(record) };
-        let known = note.distrusted.len();
-        note.distrust_all(record.len);
-        if note.distrusted.len() == known {
-            return Ok(record);
-        }
+        let note = record.replica.as_mut().filter(|note| returns && !note.unproved);
+        let Some(note) = note else { return Ok(record) };
+        note.unproved = true;
         tracing::warn!(image = record.name, "another program has changed the copy that returns");
         self.path_of(&record.name).put(&record)?;
         Ok(record)

@@ -99,6 +99,7 @@ impl Registry {
             since_unix_ms: unix_ms,
             stays: false,
             distrusted: Vec::new(),
+            unproved: false,
             lost: entry.file.lost_writes(),
         }))
     }

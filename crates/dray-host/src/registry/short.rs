@@ -166,7 +166,7 @@ impl Registry {
     fn is_unfit_copy(&self, record: &ImageRecord) -> bool {
         let Some(path) = found_at(&self.store, record) else { return true };
         let seen = record.replica.as_ref().zip(stamp_of(&path).ok());
-        let was_changed = seen.is_some_and(|(note, now)| note.as_found(&now, record.len).is_err());
+        let was_changed = seen.is_some_and(|(note, now)| note.as_found(&now).is_err());
         was_changed || is_other_file(&self.store, record) || device(record).is_some()
     }
 }

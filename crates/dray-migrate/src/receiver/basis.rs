@@ -52,19 +52,19 @@ impl BlockJob {
 
     /// Looks for the blocks in their own place and where similar pieces are.
     pub(super) fn look(&mut self, sink: &Sink, memory: &mut [u8]) {
-        let (reuse, peer) = sink.reuse();
         let FrameHeader { image, range, .. } = self.header;
+        let Some((reuse, asker)) = sink.reuse(image) else { return };
         for piece in range.start / PIECE_BLOCKS..range.end().div_ceil(PIECE_BLOCKS) {
             let own = sink.own_place(image, piece);
-            let similar = sink.spot(image, piece).map(|spot| reuse.similar(spot));
+            let similar = sink.spot(image, piece).map(|spot| reuse.similar(asker, spot));
             let similar = similar.into_iter().flatten();
-            let similar = similar.filter(|spot| reuse.has_data(peer, *spot)).take(LOOKED_AT);
+            let similar = similar.filter(|spot| reuse.has_data(asker, *spot)).take(LOOKED_AT);
             for spot in own.into_iter().chain(similar) {
                 let blocks = BlockRange::new(piece * PIECE_BLOCKS, PIECE_BLOCKS).intersect(range);
                 if !self.lacks(blocks) {
                     break;
                 }
-                if reuse.read(peer, spot, memory) {
+                if reuse.read(asker, spot, memory) {
                     self.compare(blocks, memory, own == Some(spot));
                 }
             }

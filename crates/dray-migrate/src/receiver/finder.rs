@@ -94,17 +94,18 @@ impl Job {
     /// Compares with what the image's file holds in the pieces' own places: a replica's, or what an
     /// earlier try has brought.
     fn look_in_place(&mut self, sink: &Sink, piece_of: &mut [u8]) {
-        let (reuse, peer) = sink.reuse();
         let FrameHeader { image, range, .. } = self.header;
+        self.in_place = Some(0);
+        let Some((reuse, asker)) = sink.reuse(image) else { return };
         let (fills, content, len) = (self.fills, &mut self.content, range.byte_len() as usize);
         let mut here = 0;
         self.open.retain(|(piece, hash)| {
             let place = sink.spot(image, range.start / PIECE_BLOCKS + *piece as u64);
-            if let (Some(place), Some(same)) = (place, reuse.wanted.comes_to(hash)) {
+            if let (Some(place), Some(same)) = (place, reuse.wanted.comes_to(asker, hash)) {
                 reuse.alike(place, same);
             }
             let own = sink.own_place(image, range.start / PIECE_BLOCKS + *piece as u64);
-            let is = own.is_some_and(|own| reuse.has(peer, own, hash, piece_of));
+            let is = own.is_some_and(|own| reuse.has(asker, own, hash, piece_of));
             if is && fills {
                 content.resize(len, 0);
                 content[piece * PIECE_BYTES..(piece + 1) * PIECE_BYTES].copy_from_slice(piece_of);
@@ -121,12 +122,12 @@ impl Job {
         if self.in_place.is_none() {
             self.look_in_place(sink, piece_of);
         }
-        let (reuse, peer) = sink.reuse();
         let FrameHeader { image, range, .. } = self.header;
+        let Some((reuse, asker)) = sink.reuse(image) else { return Vec::new() };
         let (content, len) = (&mut self.content, range.byte_len() as usize);
         let first = range.start / PIECE_BLOCKS;
         self.open.retain(|(piece, hash)| {
-            let Some(at) = reuse.find(peer, hash, piece_of) else { return true };
+            let Some(at) = reuse.find(asker, hash, piece_of) else { return true };
             if let Some(place) = sink.spot(image, first + *piece as u64) {
                 reuse.alike(place, at);
             }
@@ -134,21 +135,22 @@ impl Job {
             content[piece * PIECE_BYTES..(piece + 1) * PIECE_BYTES].copy_from_slice(piece_of);
             false
         });
-        let mut near = 0;
+        let mut near_here = 0;
         let lacking = |(piece, hash): &(usize, PieceHash)| {
             let nth = first + *piece as u64;
             let place = sink.spot(image, nth)?;
-            let all = reuse.similar(place);
-            let some = |spot: &&Spot| reuse.has_data(peer, **spot);
+            let all = reuse.similar(asker, place);
+            let some = |spot: &&Spot| reuse.has_data(asker, **spot);
             // Blocks of what is coming are there already, and the others would be asked for twice.
             let whole = |spot: &&Spot| !reuse.wanted.comes_there(**spot) && some(spot);
             let enough = all.iter().filter(whole).take(ENOUGH).count() == ENOUGH;
             let own = sink.own_place(image, nth).is_some();
-            near |= u16::from(own || all.iter().any(|spot| some(&spot))) << piece;
-            Some(Lacking { hash: *hash, place, near: if enough { Vec::new() } else { all } })
+            near_here |= u16::from(own || all.iter().any(|spot| some(&spot))) << piece;
+            let near = if enough { Vec::new() } else { all };
+            Some(Lacking::new(asker, *hash, place, near))
         };
         let lacks = self.open.iter().filter_map(lacking).collect();
-        self.near = near;
+        self.near = near_here;
         lacks
     }
 
@@ -283,7 +285,7 @@ impl<J> Waiting<J> {
 /// Looks, and answers unless something of it is on its way and it need not be `now`; true when it is
 /// answered.
 fn try_job(sink: &Sink, job: &mut Job, now: bool, piece: &mut [u8]) -> bool {
-    let wanted = &sink.reuse().0.wanted;
+    let wanted = sink.wanted();
     let waited = job.since.elapsed() >= dray_provider::reuse::PATIENCE;
     let late = now || waited || !sink.is_current(job.session);
     // Looking costs more than asking whether there is a reason to look again.

@@ -286,7 +286,7 @@ impl TargetLoop {
         let owned = records.iter().any(|record| matches!(record, TargetRecord::Committed(_)));
         let images = TargetImages::open(&intent, &parts, &inputs, (new, owned, over, discarded))?;
         let places = if engine.is_over() { Vec::new() } else { images.places() };
-        let sink = Sink::new(places, inputs.clone(), Arc::clone(&parts.reuse), intent.peer.clone());
+        let sink = Sink::new(places, inputs.clone(), Arc::clone(&parts.reuse), &intent.peer);
         let slot = Arc::new(TargetSlot {
             board,
             inputs,

@@ -12,7 +12,7 @@ use dray_host::folder::intents::IntentFile;
 use dray_host::lineage::REGION_BLOCKS;
 use dray_image::{Disk, Fill, ImageFile, ZeroMode};
 use dray_net::{NetError, RunSink};
-use dray_provider::reuse::{FileRef, Reuse, Spot};
+use dray_provider::reuse::{Asker, FileRef, Reuse, Spot, Wanted};
 use dray_types::{BLOCK_SIZE, BlockRange, Epoch, ImageIndex};
 use dray_wire::frame::{PIECE_BLOCKS, PieceHash, mask_bit};
 use dray_wire::{FrameHeader, FrameKind};
@@ -53,8 +53,8 @@ pub struct Sink {
     owner_epoch: AtomicU64,
     finder: Finder,
     reuse: Arc<Reuse>,
-    /// Where the images come from.
-    peer: String,
+    /// For which image content is looked for.
+    askers: Vec<Asker>,
     /// Pieces that lacked when they were described, by where they will be: what arrives there has
     /// this hash unless it was written since.
     described: Mutex<HashMap<(ImageIndex, Spot), PieceHash>>,
@@ -68,8 +68,9 @@ impl Sink {
         places: Vec<Destination>,
         inputs: Sender<Input>,
         reuse: Arc<Reuse>,
-        peer: String,
+        peer: &str,
     ) -> Arc<Self> {
+        let askers = places.iter().map(|place| reuse.asker(peer, &place.image)).collect();
         Arc::new(Self {
             session: RwLock::new(0),
             places: RwLock::new(places),
@@ -77,7 +78,7 @@ impl Sink {
             owner_epoch: AtomicU64::new(0),
             finder: Finder::default(),
             reuse,
-            peer,
+            askers,
             described: Mutex::default(),
             lacking: AtomicUsize::new(0),
         })
@@ -139,9 +140,14 @@ impl Sink {
         self.report(header, arrival);
     }
 
-    /// Where described content is looked for, and for whom.
-    pub(super) fn reuse(&self) -> (&Reuse, &str) {
-        (&self.reuse, &self.peer)
+    /// Where described content of an image is looked for, and for whom; none outside the images.
+    pub(super) fn reuse(&self, image: ImageIndex) -> Option<(&Reuse, &Asker)> {
+        Some((&self.reuse, self.askers.get(image.ix())?))
+    }
+
+    /// What is on its way to here.
+    pub(super) fn wanted(&self) -> &Wanted {
+        &self.reuse.wanted
     }
 
     /// Whether descriptions are understood here.
@@ -160,9 +166,7 @@ impl Sink {
         let owner = self.owner_epoch.load(Ordering::SeqCst);
         // What was described before the handover may have been written since.
         if *session != job.session || owner > 0 && job.header.epoch < Epoch(owner) {
-            return job
-                .lacks()
-                .for_each(|lacks| self.reuse.wanted.settle(&lacks.hash, lacks.place));
+            return job.lacks().for_each(|lacks| self.reuse.wanted.settle_lacking(lacks));
         }
         let places = self.places.read();
         let written = place(&places, &job.header).and_then(|place| {
@@ -232,7 +236,7 @@ impl Sink {
         let places = self.places.read();
         let place = places.get(image.ix()).filter(|p| p.sparse || p.overwritten.is_some())?;
         let spot = self.reuse.spot(&place.image, piece)?;
-        self.reuse.has_data(&self.peer, spot).then_some(spot)
+        self.reuse.has_data(self.askers.get(image.ix())?, spot).then_some(spot)
     }
 
     /// What had been described has arrived as data: content that others may have as well.
@@ -260,7 +264,7 @@ impl Sink {
             let Some(spot) = self.reuse.spot(&place.image, start / PIECE_BLOCKS) else { break };
             if let Some(hash) = described.remove(&(header.image, spot)) {
                 each(&hash, spot);
-                self.reuse.wanted.settle(&hash, spot);
+                self.settle_one(header.image, &hash, spot);
             }
         }
         self.lacking.store(described.len(), Ordering::Release);
@@ -269,9 +273,14 @@ impl Sink {
     /// What was described in an older session is described again, or sent.
     fn forget_described(&self) {
         let mut described = self.described.lock();
-        let settle = |((_, place), hash)| self.reuse.wanted.settle(&hash, place);
-        described.drain().for_each(settle);
+        described.drain().for_each(|((image, place), hash)| self.settle_one(image, &hash, place));
         self.lacking.store(0, Ordering::Release);
+    }
+
+    fn settle_one(&self, image: ImageIndex, hash: &PieceHash, place: Spot) {
+        if let Some(asker) = self.askers.get(image.ix()) {
+            self.reuse.wanted.settle(asker, hash, place);
+        }
     }
 
     fn report(&self, header: &FrameHeader, arrival: Arrival) {
@@ -486,7 +495,7 @@ mod tests {
             overwritten: None,
         };
         let (inputs, told) = std::sync::mpsc::channel();
-        (Sink::new(vec![place], inputs, reuse, "hosta".to_owned()), told)
+        (Sink::new(vec![place], inputs, reuse, "hosta"), told)
     }
 
     #[test]

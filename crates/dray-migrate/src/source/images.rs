@@ -45,7 +45,7 @@ pub struct Open {
 }
 
 impl Open {
-    /// Blocks that the target's replica holds as they are here, if it began with one.
+    /// Blocks that the target's replica should hold as they are here, if it began with one.
     fn shared(&self, whole: BlockRange) -> Option<BlockSet> {
         let written = self.entry.as_ref().filter(|_| !self.image.offer.read_only);
         shared(&self.image.base, whole, |since| match written {
@@ -62,7 +62,7 @@ impl Open {
     }
 }
 
-/// Blocks of an image that what its copy at the target begins with holds as they are here; `changed`
+/// Blocks of an image that what its copy at the target begins with should hold as they are here; `changed`
 /// tells what was written since a generation, if that can be told.
 pub fn shared(
     base: &Base,
@@ -70,7 +70,7 @@ pub fn shared(
     changed: impl FnOnce(GenerationId) -> Option<BlockSet>,
 ) -> Option<BlockSet> {
     let (generation, distrusted) = match base {
-        Base::Replica { generation, distrusted } => (generation, distrusted),
+        Base::Replica { generation, distrusted, .. } => (generation, distrusted),
         Base::InPlace { .. } => return Some([whole].into_iter().collect()),
         Base::Empty | Base::Refused { .. } => return None,
     };
@@ -290,8 +290,10 @@ impl SourceImages {
         let whole = BlockRange::whole(open.image.offer.len);
         // Now that the migration tracks: what is written from here on is dirty.
         let shared = open.shared(whole);
+        let proved = !open.image.base.is_unproved();
         self.threads.begin("dray-scan", move || {
             if let Some(blocks) = shared {
+                let blocks = if proved { blocks } else { BlockSet::new() };
                 let _ = inputs.send(Input::Engine(SourceEvent::Shared { image, blocks }));
             }
             // An image whose holes cannot be seen is data all over.

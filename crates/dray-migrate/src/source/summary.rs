@@ -99,10 +99,10 @@ impl Report {
             bytes: image.offer.len,
             blocks_sent: sent.0,
             blocks_sent_twice: sent.1,
-            bytes_from_replica: if in_place(image) { 0 } else { shared * BLOCK_SIZE },
+            bytes_from_replica: from_replica(image, shared, found) * BLOCK_SIZE,
             bytes_in_place: if in_place(image) { shared * BLOCK_SIZE } else { 0 },
             given: image.given.clone(),
-            bytes_from_target: found * BLOCK_SIZE,
+            bytes_from_target: if image.base.is_unproved() { 0 } else { found * BLOCK_SIZE },
             replica_not_used: match &image.base {
                 Base::Refused { why } => Some(why.clone()),
                 _ => None,
@@ -165,11 +165,22 @@ impl Report {
         add(format!("base image at {}", intent.peer), Some(bases), bases);
         let replicas = lying(&|image| image.given.is_empty() && !in_place(image));
         add(format!("replica at {}", intent.peer), Some(replicas), replicas);
-        let found = total.found.iter().sum::<u64>() * BLOCK_SIZE;
+        let found = intent.images.iter().zip(&total.found);
+        let found = found.filter(|(image, _)| !image.base.is_unproved());
+        let found = found.map(|(_, blocks)| blocks).sum::<u64>() * BLOCK_SIZE;
         add(format!("same content at {}", intent.peer), None, found);
         let predicted = total.predicted.as_ref().map(|predicted| predicted.bytes);
         add("source".to_owned(), predicted, total.net.data_blocks * BLOCK_SIZE);
         all
+    }
+}
+
+/// Blocks that the target had in a replica: of one that nobody vouches for, those that were found to be right.
+fn from_replica(image: &SourceImage, shared: u64, found: u64) -> u64 {
+    match &image.base {
+        Base::InPlace { .. } => 0,
+        base if base.is_unproved() => found,
+        _ => shared,
     }
 }
 

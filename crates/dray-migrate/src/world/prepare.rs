@@ -79,6 +79,6 @@ impl SimAgent {
         fits(ancestors, note.generation).ok()?;
         note.check_kept().ok()?;
         let path = self.registry.at(&record.current_path().ok()?);
-        note.as_found(&stamp_of(&path).ok()?, record.len).ok()
+        note.as_found(&stamp_of(&path).ok()?).ok()
     }
 }

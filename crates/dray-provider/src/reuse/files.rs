@@ -33,6 +33,28 @@ pub enum FileRef {
     },
 }
 
+/// A file that can be read, and what is known of it.
+pub(super) struct Found {
+    /// What it is.
+    pub(super) is: FileRef,
+    /// Its content.
+    pub(super) file: Arc<dyn ImageFile>,
+    /// Where it lies.
+    pub(super) path: PathBuf,
+    /// Nobody writes to it: a base image.
+    pub(super) read_only: bool,
+}
+
+impl Found {
+    /// The image that it is a copy of.
+    pub(super) fn image(&self) -> Option<ImageId> {
+        match self.is {
+            FileRef::Image { id, .. } => Some(id),
+            FileRef::Plain { .. } => None,
+        }
+    }
+}
+
 /// A file that is kept open for whoever asks next.
 struct Open {
     file: Arc<FileImage>,
@@ -126,16 +148,29 @@ impl Files {
         number
     }
 
-    /// The file with this number and where it lies; none when it is not there any more.
-    pub(super) fn open(&self, number: u32) -> Option<(Arc<dyn ImageFile>, PathBuf)> {
-        let file = self.known().refs.get(&number)?.clone();
-        match file {
+    /// The file with this number; none when it is not there any more.
+    pub(super) fn open(&self, number: u32) -> Option<Found> {
+        let is = self.known().refs.get(&number)?.clone();
+        match &is {
             FileRef::Image { name, id } => {
-                let entry = self.registry.get(&name)?;
+                let entry = self.registry.get(name)?;
                 let record = entry.record();
-                (record.id == id).then(|| (Arc::clone(&entry.file), record.path))
+                let (file, path, read_only) =
+                    (Arc::clone(&entry.file), record.path, record.read_only);
+                (record.id == *id).then_some(Found { is, file, path, read_only })
             }
-            FileRef::Plain { path } => Some((self.plain(number, &path)? as _, path)),
+            FileRef::Plain { path } => {
+                let (file, path) = (self.plain(number, path)?, path.clone());
+                Some(Found { is, file, path, read_only: false })
+            }
+        }
+    }
+
+    /// Where a file lies; none when it is not there any more.
+    pub(super) fn path_of(&self, file: &FileRef) -> Option<PathBuf> {
+        match file {
+            FileRef::Image { name, .. } => Some(self.registry.get(name)?.record().path),
+            FileRef::Plain { path } => Some(path.clone()),
         }
     }
 

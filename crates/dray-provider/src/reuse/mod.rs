@@ -7,9 +7,10 @@
 //! look and never a wrong block (I3). Content is read into memory, hashed there and written from
 //! there: a reflink would save the writing, but what is linked could change between hash and link.
 //!
-//! A peer gets content only from pools that it may use (I7): else it could learn, hash by hash, what
-//! other pools hold.
+//! An image gets content only from where its [`Asker`] may: else a peer could learn, hash by hash, what other images
+//! hold (I7).
 
+mod asker;
 mod builder;
 mod continuations;
 mod files;
@@ -17,6 +18,7 @@ mod index;
 mod store;
 mod wanted;
 
+pub use asker::Asker;
 pub use files::FileRef;
 pub use index::Spot;
 pub use wanted::{Lacking, PATIENCE, Wanted};
@@ -27,7 +29,7 @@ use dray_host::registry::Registry;
 use dray_image::runs;
 use dray_types::{BLOCK_SIZE, BlockRange};
 use dray_wire::frame::{PIECE_BLOCKS, PieceHash};
-use files::Files;
+use files::{Files, Found};
 use index::Index;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -131,22 +133,28 @@ impl Reuse {
         self.index.store().map_or(Ok(()), |store| store.forget(gone))
     }
 
-    /// Fills `out`, a piece long, with content that has this hash, if there is some in a pool that
-    /// `peer` may use; where it was. Entries that prove wrong are dropped.
-    pub fn find(&self, peer: &str, hash: &PieceHash, out: &mut [u8]) -> Option<Spot> {
-        self.looks.asked.fetch_add(1, Relaxed);
-        self.index.get(hash).find(|spot| self.is_at(peer, hash, *spot, out))
+    /// For whom content is looked for, when the image of `file` comes from `peer`.
+    pub fn asker(&self, peer: &str, file: &FileRef) -> Asker {
+        let (number, path) = (self.files.number(file), self.files.path_of(file));
+        Asker::new(&self.config, peer, file.clone(), number, path.as_deref())
     }
 
-    fn is_at(&self, peer: &str, hash: &PieceHash, spot: Spot, out: &mut [u8]) -> bool {
-        let Some((file, path)) = self.files.open(spot.file) else {
+    /// Fills `out`, a piece long, with content that has this hash, if there is some that the image may
+    /// get; where it was. Entries that prove wrong are dropped.
+    pub fn find(&self, asker: &Asker, hash: &PieceHash, out: &mut [u8]) -> Option<Spot> {
+        self.looks.asked.fetch_add(1, Relaxed);
+        self.index.get(hash).find(|spot| self.is_at(asker, hash, *spot, out))
+    }
+
+    fn is_at(&self, asker: &Asker, hash: &PieceHash, spot: Spot, out: &mut [u8]) -> bool {
+        let Some(found) = self.files.open(spot.file) else {
             self.index.remove(hash, spot);
             return false;
         };
-        if !self.may_see(peer, &path) {
+        if !asker.may_see(&self.config, &found) {
             return false;
         }
-        let read = runs::read_run(&*file, spot.range(), out);
+        let read = runs::read_run(&*found.file, spot.range(), out);
         if read.is_ok() && blake3::hash(out).as_bytes() == hash {
             self.looks.found.fetch_add(1, Relaxed);
             return true;
@@ -156,25 +164,29 @@ impl Reuse {
         false
     }
 
+    /// What is there, if the image may get it.
+    fn open(&self, asker: &Asker, spot: Spot) -> Option<Found> {
+        self.files.open(spot.file).filter(|found| asker.may_see(&self.config, found))
+    }
+
     /// Fills `out`, a piece long, with whatever is there, for somebody who compares it; false when
-    /// there is nothing that `peer` may see.
-    pub fn read(&self, peer: &str, spot: Spot, out: &mut [u8]) -> bool {
-        let file = self.files.open(spot.file).filter(|(_, path)| self.may_see(peer, path));
-        file.is_some_and(|(file, _)| runs::read_run(&*file, spot.range(), out).is_ok())
+    /// there is nothing that the image may get.
+    pub fn read(&self, asker: &Asker, spot: Spot, out: &mut [u8]) -> bool {
+        let found = self.open(asker, spot);
+        found.is_some_and(|found| runs::read_run(&*found.file, spot.range(), out).is_ok())
     }
 
     /// Whether content with this hash is there; `out` is memory for a piece.
-    pub fn has(&self, peer: &str, spot: Spot, hash: &PieceHash, out: &mut [u8]) -> bool {
-        self.has_data(peer, spot)
-            && self.read(peer, spot, out)
+    pub fn has(&self, asker: &Asker, spot: Spot, hash: &PieceHash, out: &mut [u8]) -> bool {
+        self.has_data(asker, spot)
+            && self.read(asker, spot, out)
             && blake3::hash(out).as_bytes() == hash
     }
 
-    /// Whether something that `peer` may see is there: neither a hole nor past the end.
-    pub fn has_data(&self, peer: &str, spot: Spot) -> bool {
-        let file = self.files.open(spot.file).filter(|(_, path)| self.may_see(peer, path));
-        file.is_some_and(|(file, _)| {
-            runs::data_blocks(&*file, spot.range()).is_ok_and(|blocks| !blocks.is_empty())
+    /// Whether something that the image may get is there: neither a hole nor past the end.
+    pub fn has_data(&self, asker: &Asker, spot: Spot) -> bool {
+        self.open(asker, spot).is_some_and(|found| {
+            runs::data_blocks(&*found.file, spot.range()).is_ok_and(|blocks| !blocks.is_empty())
         })
     }
 
@@ -183,18 +195,16 @@ impl Reuse {
         self.leads.lock().alike(one, other);
     }
 
-    /// Places that probably hold something similar, the best first.
-    pub fn similar(&self, spot: Spot) -> Vec<Spot> {
-        self.leads.lock().of(spot)
+    /// Places that probably hold something similar and that the image may get, the best first.
+    pub fn similar(&self, asker: &Asker, spot: Spot) -> Vec<Spot> {
+        let mut all = self.leads.lock().of(spot);
+        all.retain(|spot| self.open(asker, *spot).is_some());
+        all
     }
 
     /// The place of a piece of `file`.
     pub fn spot(&self, file: &FileRef, piece: u64) -> Option<Spot> {
         Some(Spot { file: self.files.number(file), piece: u32::try_from(piece).ok()? })
-    }
-
-    fn may_see(&self, peer: &str, path: &Path) -> bool {
-        self.config.peer(peer).is_some_and(|peer| self.config.is_open_to(&peer, path))
     }
 
     /// Content with this hash is there, as far as anybody knows.

@@ -2,6 +2,7 @@
 //! something in common, one is told to send it, and the others wait until it is here. So do those that
 //! have something like it, of which only some blocks will have to come then.
 
+use super::asker::Asker;
 use super::index::Spot;
 use dray_wire::frame::PieceHash;
 use parking_lot::Mutex;
@@ -14,10 +15,10 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 /// Pieces on their way at most; more are simply asked for twice.
 const MOST: usize = 65_536;
 
-/// What somebody was told to send, and when: pieces by their hashes, and the places where they will be.
+/// What somebody was told to send, and when: pieces by scope and hash, and the places where they will be.
 #[derive(Default)]
 struct Coming {
-    pieces: HashMap<PieceHash, (Spot, Instant)>,
+    pieces: HashMap<(u64, PieceHash), (Spot, Instant)>,
     places: HashMap<Spot, Instant>,
     /// How often something has come, or been given up.
     settled: u64,
@@ -25,6 +26,8 @@ struct Coming {
 
 /// A piece that lacks.
 pub struct Lacking {
+    /// Who may get it when it has come.
+    scope: u64,
     /// Its hash.
     pub hash: PieceHash,
     /// Where it will be.
@@ -33,7 +36,14 @@ pub struct Lacking {
     pub near: Vec<Spot>,
 }
 
-/// Content that is on its way.
+impl Lacking {
+    /// A piece of the image that `asker` stands for.
+    pub fn new(asker: &Asker, hash: PieceHash, place: Spot, near: Vec<Spot>) -> Self {
+        Self { scope: asker.scope, hash, place, near }
+    }
+}
+
+/// Content that is on its way. Only those wait for it that may get it when it has come.
 #[derive(Default)]
 pub struct Wanted(Mutex<Coming>);
 
@@ -42,7 +52,9 @@ impl Coming {
         let fresh = |since: &Instant| now.duration_since(*since) < PATIENCE;
         // Who was told to send it himself, and asks once more, is not waited for.
         let other = |place: &Spot| *place != piece.place;
-        self.pieces.get(&piece.hash).is_some_and(|(place, since)| other(place) && fresh(since))
+        self.pieces
+            .get(&(piece.scope, piece.hash))
+            .is_some_and(|(place, since)| other(place) && fresh(since))
             || piece.near.iter().any(|place| self.places.get(place).is_some_and(fresh))
     }
 
@@ -66,7 +78,8 @@ impl Wanted {
             return false;
         }
         if coming.make_room(pieces.len(), now) {
-            coming.pieces.extend(pieces.iter().map(|piece| (piece.hash, (piece.place, now))));
+            let claimed = |piece: &Lacking| ((piece.scope, piece.hash), (piece.place, now));
+            coming.pieces.extend(pieces.iter().map(claimed));
             coming.places.extend(pieces.iter().map(|piece| (piece.place, now)));
         }
         true
@@ -92,7 +105,7 @@ impl Wanted {
         // From the claim on nobody else is told to send it: what this look misses is not here.
         let (claimed, lacks) = (lacks, look());
         let has_come = |piece: &&Lacking| lacks.iter().all(|still| still.hash != piece.hash);
-        claimed.iter().filter(has_come).for_each(|piece| self.settle(&piece.hash, piece.place));
+        claimed.iter().filter(has_come).for_each(|piece| self.settle_lacking(piece));
         (lacks, true)
     }
 
@@ -113,16 +126,25 @@ impl Wanted {
         coming.places.get(&place).is_some_and(|since| since.elapsed() < PATIENCE)
     }
 
-    /// Where content with this hash is on its way to.
-    pub fn comes_to(&self, piece: &PieceHash) -> Option<Spot> {
+    /// Where content with this hash, which the image may get, is on its way to.
+    pub fn comes_to(&self, asker: &Asker, piece: &PieceHash) -> Option<Spot> {
         let coming = self.0.lock();
-        coming.pieces.get(piece).map(|(place, _)| *place)
+        coming.pieces.get(&(asker.scope, *piece)).map(|(place, _)| *place)
     }
 
     /// It is here, or will not come.
-    pub fn settle(&self, piece: &PieceHash, place: Spot) {
+    pub fn settle(&self, asker: &Asker, piece: &PieceHash, place: Spot) {
+        self.settle_of(asker.scope, piece, place);
+    }
+
+    /// The same.
+    pub fn settle_lacking(&self, piece: &Lacking) {
+        self.settle_of(piece.scope, &piece.hash, piece.place);
+    }
+
+    fn settle_of(&self, scope: u64, piece: &PieceHash, place: Spot) {
         let mut coming = self.0.lock();
-        coming.pieces.remove(piece);
+        coming.pieces.remove(&(scope, *piece));
         coming.places.remove(&place);
         coming.settled += 1;
     }
@@ -135,7 +157,7 @@ mod tests {
     fn lacking(hash: u8, piece: u32, near: &[u32]) -> Lacking {
         let spot = |piece| Spot { file: 1, piece };
         let near = near.iter().copied().map(spot).collect();
-        Lacking { hash: [hash; 32], place: spot(piece), near }
+        Lacking { scope: 0, hash: [hash; 32], place: spot(piece), near }
     }
 
     #[test]
@@ -149,8 +171,17 @@ mod tests {
         assert!(!wanted.claim(&[b(), a()], false));
         assert!(wanted.claim(&[b()], false), "it was not claimed together with the other one");
         assert!(wanted.claim(&[a()], true));
-        wanted.settle(&a().hash, a().place);
+        wanted.settle_lacking(&a());
         assert!(wanted.claim(&[a()], false));
+    }
+
+    #[test]
+    fn nobody_waits_for_what_he_may_not_get() {
+        let wanted = Wanted::default();
+        assert!(wanted.claim(&[lacking(1, 1, &[])], false));
+        let other = Lacking { scope: 1, ..lacking(1, 9, &[]) };
+        assert!(!wanted.comes(std::slice::from_ref(&other)) && wanted.claim(&[other], false));
+        assert!(!wanted.claim(&[lacking(1, 3, &[])], false));
     }
 
     #[test]
@@ -165,7 +196,7 @@ mod tests {
                 return vec![lacking(2, 10, &[])];
             }
             // The look has missed it, and now it is here.
-            wanted.settle(&first().hash, first().place);
+            wanted.settle_lacking(&first());
             vec![second(), lacking(2, 10, &[])]
         };
         let (lacks, claimed) = wanted.claim_what_lacks(false, look);
@@ -185,8 +216,7 @@ mod tests {
         assert!(wanted.claim(&[a()], false), "nobody has asked for its neighbour");
         assert!(!wanted.claim(&[b()], false) && wanted.comes(&[b()]));
         assert!(wanted.comes_there(a().place) && !wanted.comes_there(b().place));
-        assert_eq!(wanted.comes_to(&a().hash), Some(a().place));
-        wanted.settle(&a().hash, a().place);
+        wanted.settle_lacking(&a());
         assert!(!wanted.comes(&[b()]) && wanted.claim(&[b()], false));
     }
 }

@@ -218,6 +218,9 @@ pub fn in_the_way(parts: &Parts) -> Option<String> {
     if parts.places.is_empty() {
         return Some(String::new());
     }
+    if !parts.config.reuse.enabled {
+        return Some("the target compares nothing: its [reuse] is not enabled".to_owned());
+    }
     parts.registry.get(name)?;
     let is_replica = |entry: Arc<Entry>| {
         let record = entry.record();

@@ -4,6 +4,7 @@
 use super::choose::{self, Choice};
 use super::job::{Parts, at_hand, in_the_way, old_copy};
 use super::state::REGION_TASKS;
+use dray_host::lineage::ReplicaNote;
 use dray_host::record::CopyState;
 use dray_host::replicas::MAX_DISTRUSTED;
 use dray_wire::request::{Base, SeedImage, Surveyed};
@@ -42,7 +43,7 @@ fn from_providers(choice: Choice, old: bool) -> Surveyed {
     let base = if distrusted.len() > MAX_DISTRUSTED {
         Base::Refused { why: "no provider has enough of it".to_owned() }
     } else {
-        Base::Replica { generation: choice.generation, distrusted }
+        Base::Replica { generation: choice.generation, distrusted, unproved: true }
     };
     Surveyed { base, given, notes }
 }
@@ -56,7 +57,9 @@ fn base_here(parts: &Parts) -> Base {
         return Base::Empty;
     }
     match record.base_for(image, ancestors, &parts.pool) {
-        Ok(note) => Base::Replica { generation: note.generation, distrusted: note.distrusted },
+        Ok(ReplicaNote { generation, distrusted, unproved, .. }) => {
+            Base::Replica { generation, distrusted, unproved }
+        }
         Err(why) => Base::Refused { why: why.to_string() },
     }
 }

@@ -71,7 +71,7 @@ impl Host {
         let mut config = format!(
             "qmp_dirs = ['{root}']\n[agent]\nname = 'host{letter}'\nstate_dir = '{dir}/state'\n\
              run_dir = '{dir}/run'\nlisten = '{address}:7421'\n[tls]\ndir = '{root}/pki/host{letter}'\n\
-             [[pool]]\nname = 'pool'\npath = '{dir}/pool'\n",
+             [[pool]]\nname = 'pool'\npath = '{dir}/pool'\nreuse_domain = 'lab'\n",
             root = text(root),
             dir = text(&dir),
         );

@@ -188,7 +188,7 @@ mod tests {
                 std::fs::write(dir.path().join(name), [7; 512]).unwrap();
             }
             let (kind, io) = (PoolKind::Files, PoolIo::Buffered);
-            let pools = vec![Pool { name: "pool".into(), path, kind, io }];
+            let pools = vec![Pool { name: "pool".into(), path, kind, io, reuse_domain: None }];
             Self { dir, pools }
         }
 

@@ -10,7 +10,7 @@ mod partition;
 use crate::order::Waiting;
 use dray_types::{BlockRange, BlockSet, Schedule};
 use dray_wire::TargetImage;
-use dray_wire::frame::MAX_ZERO_BLOCKS;
+use dray_wire::frame::{MAX_ZERO_BLOCKS, PIECE_BLOCKS};
 
 /// Where the blocks of one image stand.
 #[derive(Default, Debug)]
@@ -20,6 +20,8 @@ pub(super) struct Blocks {
     /// Blocks that the target has in a replica of an earlier generation and that nobody has written
     /// since. They are equal there as long as they are not dirty, whatever becomes of the link.
     base: BlockSet,
+    /// The target has some version of the whole image in its place: a replica.
+    replica: bool,
     /// Blocks of which the target's file has some version in their place, of unknown age: a replica,
     /// or what an earlier try has brought. They are described before they are sent, whatever sampling
     /// says of other content.
@@ -63,11 +65,22 @@ pub(super) struct Found<'a> {
     pub(super) suspect: Option<&'a BlockSet>,
 }
 
+/// All blocks of the pieces in which some of `blocks` are: only whole pieces can be described.
+fn whole_pieces(blocks: &BlockSet, whole: BlockRange) -> BlockSet {
+    let piece = |run: BlockRange| {
+        let start = run.start / PIECE_BLOCKS * PIECE_BLOCKS;
+        let end = run.end().next_multiple_of(PIECE_BLOCKS);
+        BlockRange::new(start, end - start).intersect(whole)
+    };
+    blocks.runs().map(piece).collect()
+}
+
 /// What happens to them.
 impl Blocks {
-    /// The target has these in a replica. Comes before [`Self::begin`].
+    /// The target has these in a replica, and some version of the others. Comes before [`Self::begin`].
     pub(super) fn share(&mut self, base: BlockSet) {
         self.base = base;
+        self.replica = true;
     }
 
     /// Both sides are known: what has to be sent, follows from it.
@@ -83,12 +96,13 @@ impl Blocks {
             self.suspect(suspect, &have);
             have.subtract(suspect);
         }
-        if !self.base.is_empty() {
+        if self.replica {
             // Whole regions count as changed after an unclean stop, and most of each has not.
             self.in_place.insert(whole);
         }
         // What is suspect goes again whatever the replica had: the target may have received it since.
-        let mut unshared = data.clone();
+        let compares = self.replica && self.base.is_empty();
+        let mut unshared = if compares { whole_pieces(&data, whole) } else { data.clone() };
         unshared.subtract(&self.base);
         self.todo.union_with(&unshared);
         self.todo.subtract(&have);

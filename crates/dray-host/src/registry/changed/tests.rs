@@ -182,7 +182,7 @@ fn a_copy_that_is_distrusted_already_is_not_recorded_again() {
     let place = crate::record::NameKind::Partial;
     let record = ImageRecord { state: CopyState::Incoming, place, ..record };
     let record = registry.distrust_return(record).unwrap();
-    assert!(!record.replica.as_ref().unwrap().distrusted.is_empty());
+    assert!(record.replica.as_ref().unwrap().unproved);
     let at = registry.path_of(NAME);
     at.remove().unwrap();
     assert_eq!(registry.distrust_return(record.clone()).unwrap(), record);

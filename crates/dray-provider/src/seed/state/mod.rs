@@ -299,6 +299,8 @@ fn become_replica(
             stays: false,
             lost: None,
             distrusted: note.finished.clone().unwrap_or_default(),
+            // Those who gave it are believed by nobody: the owner's hashes decide.
+            unproved: true,
         }),
         ..ImageRecord::owned(note.name.clone(), note.id, note.path.clone(), note.len)
     };
