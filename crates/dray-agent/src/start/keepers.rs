@@ -4,7 +4,7 @@
 use dray_config::Config;
 use dray_files::unix_ms;
 use dray_heat::DrainPause;
-use dray_host::heartbeat::EVERY;
+use dray_host::heartbeat::{EVERY, LOOK_EVERY};
 use dray_host::lineage::CLOSE_IDLE;
 use dray_host::registry::Registry;
 use dray_host::retention::{INTERVAL, Retention, sweep};
@@ -42,20 +42,30 @@ fn keep_heat(registry: &Weak<Registry>) {
     }
 }
 
-/// Touches the heartbeats of the files that are open.
+/// Touches the heartbeats of the files that are open, and looks at these files. Neither waits for the other.
 ///
 /// # Errors
 /// When no thread can be made.
 pub(super) fn heartbeats(registry: &Arc<Registry>) -> io::Result<()> {
+    every(EVERY, "dray-heartbeat", registry, |registry| registry.heartbeats.beat())?;
+    every(LOOK_EVERY, "dray-looks", registry, |registry| registry.heartbeats.look())
+}
+
+fn every(
+    pause: Duration,
+    name: &str,
+    registry: &Arc<Registry>,
+    work: fn(&Registry),
+) -> io::Result<()> {
     let registry = Arc::downgrade(registry);
     let work = move || {
         loop {
-            sleep(EVERY);
+            sleep(pause);
             let Some(registry) = registry.upgrade() else { return };
-            registry.heartbeats.beat();
+            work(&registry);
         }
     };
-    Builder::new().name("dray-heartbeat".to_owned()).spawn(work).map(drop)
+    Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }
 
 /// Closes regions of lines that are not in use.
@@ -63,13 +73,7 @@ pub(super) fn heartbeats(registry: &Arc<Registry>) -> io::Result<()> {
 /// # Errors
 /// When no thread can be made.
 pub(super) fn lines(registry: &Arc<Registry>) -> io::Result<()> {
-    let registry = Arc::downgrade(registry);
-    let work = move || loop {
-        sleep(CLOSE_IDLE);
-        let Some(registry) = registry.upgrade() else { return };
-        registry.close_idle_lines();
-    };
-    Builder::new().name("dray-lines".to_owned()).spawn(work).map(drop)
+    every(CLOSE_IDLE, "dray-lines", registry, Registry::close_idle_lines)
 }
 
 /// Applies the operator's limits of replicas, if there are any.

@@ -8,7 +8,8 @@
 //! so that a full state directory changes nothing.
 //!
 //! The heartbeat of an image also says when its file was changed as far as the agent has seen. A file that was changed
-//! earlier, by more than what a power cut takes back, is an older one: its storage was put back.
+//! earlier, by more than what a power cut takes back, is an older one: its storage was put back. The agent looks at the
+//! files apart from the touches: a look waits for the storage of the image, which may hang.
 
 use dray_files::StatePath;
 use dray_files::files::{BOOT_LEN, Cache, Kind, Look, StateFile};
@@ -20,6 +21,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// How often heartbeats are to be touched.
 pub const EVERY: Duration = Duration::from_secs(1);
+/// How often the files are to be looked at: well within [`LOST`].
+pub const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// An agent that is busy touches a heartbeat late, and what it was writing when it died may end after it, in seconds.
 const LATE: i64 = 4;
 /// A power cut, or a failure of the device below the heartbeat alone, takes back what the file system had not written
@@ -39,7 +42,7 @@ type When = (i64, i64);
 pub struct Heartbeat {
     file: Box<dyn StateFile>,
     last: Mutex<When>,
-    watched: Option<Watched>,
+    watched: Option<Arc<Watched>>,
 }
 
 /// The file that an agent has open, and when it was changed as far as that is written down.
@@ -54,24 +57,41 @@ struct Watched {
 
 impl Heartbeat {
     fn beat(&self) -> io::Result<()> {
-        self.watched.iter().for_each(|watched| watched.look(&*self.file));
         let mut last = self.last.lock();
         *last = self.file.touch(*last)?;
+        Ok(())
+    }
+
+    /// Writes down, in place, that the file was changed at `now`. Whatever the clock did: who has the file open takes it
+    /// as it is.
+    fn note(&self, watched: &Watched, now: When) -> io::Result<()> {
+        let mut seen = watched.seen.lock();
+        if now != *seen {
+            self.file.write_at(&encode(&watched.id, now), 0)?;
+            *seen = now;
+            // The write has set the time of change to that of the clock.
+            self.beat()?;
+        }
         Ok(())
     }
 }
 
 impl Watched {
-    /// Writes down when the file was changed, in place.
-    fn look(&self, beat: &dyn StateFile) {
+    /// When the file was changed; none where it cannot be found. Waits for its storage.
+    fn look(&self) -> Option<When> {
         let looks = self.names.iter().filter_map(|name| name.look().ok());
         let mut found = looks.filter(|look| look.inode == self.inode);
-        let Some(now) = found.next().map(|look| look.touched) else { return };
-        let mut seen = self.seen.lock();
-        if now > *seen && beat.write_at(&encode(&self.id, now), 0).is_ok() {
-            *seen = now;
-        }
+        found.next().map(|look| look.touched)
     }
+}
+
+/// Looks at the file of a heartbeat, if that is still held then.
+fn look_at(heartbeat: &Weak<Heartbeat>) -> io::Result<()> {
+    let watched = heartbeat.upgrade().and_then(|held| held.watched.clone());
+    let Some(watched) = watched else { return Ok(()) };
+    // The heartbeat is not held meanwhile: whoever closes the file ends it.
+    let Some(now) = watched.look() else { return Ok(()) };
+    heartbeat.upgrade().map_or(Ok(()), |held| held.note(&watched, now))
 }
 
 /// The heartbeats of this agent.
@@ -105,11 +125,9 @@ impl Heartbeats {
         if bytes != now {
             file.write_at(&now, 0)?;
         }
-        let watched = found.map(|look| Watched {
-            names: names.to_vec(),
-            inode: look.inode,
-            id,
-            seen: Mutex::new(seen),
+        let watched = found.map(|look| {
+            let seen = Mutex::new(seen);
+            Arc::new(Watched { names: names.to_vec(), inode: look.inode, id, seen })
         });
         let last = Mutex::new(file.touch(before)?);
         let heartbeat = Arc::new(Heartbeat { last, file, watched });
@@ -119,16 +137,26 @@ impl Heartbeats {
 
     /// Touches all of them. To be called every [`EVERY`].
     pub fn beat(&self) {
-        let held: Vec<_> = {
-            let mut all = self.0.lock();
-            all.retain(|one| one.strong_count() > 0);
-            all.iter().filter_map(Weak::upgrade).collect()
-        };
-        for heartbeat in held {
+        for heartbeat in self.held().iter().filter_map(Weak::upgrade) {
             if let Err(why) = heartbeat.beat() {
                 tracing::debug!(%why, "cannot touch a heartbeat");
             }
         }
+    }
+
+    /// Looks at the files of all of them, and waits for their storage. To be called every [`LOOK_EVERY`].
+    pub fn look(&self) {
+        for heartbeat in self.held() {
+            if let Err(why) = look_at(&heartbeat) {
+                tracing::debug!(%why, "cannot write down when a file was changed");
+            }
+        }
+    }
+
+    fn held(&self) -> Vec<Weak<Heartbeat>> {
+        let mut all = self.0.lock();
+        all.retain(|one| one.strong_count() > 0);
+        all.clone()
     }
 }
 

@@ -246,6 +246,7 @@ impl Host {
             for _ in 0..3 {
                 self.disk.pass(10);
                 registry.open_absent();
+                registry.heartbeats.look();
                 registry.heartbeats.beat();
             }
         }
@@ -400,7 +401,7 @@ fn a_file_that_is_older_than_it_was_seen_was_put_back() {
         let before = file.look().unwrap();
         disk.pass(changes_for);
         edit(&disk, "/pool/disk");
-        heartbeats.beat();
+        heartbeats.look();
         disk.kill();
         let (beat, file) = (among(&disk, BEAT), among(&disk, "/pool/disk"));
         assert!(!is_put_back(&beat, &file.look().unwrap()).unwrap());
@@ -408,5 +409,73 @@ fn a_file_that_is_older_than_it_was_seen_was_put_back() {
         // Who opens it has drawn the consequence.
         let _held = Heartbeats::default().begin(&beat, std::slice::from_ref(&file)).unwrap();
         assert!(!is_put_back(&beat, &file.look().unwrap()).unwrap());
+    }
+}
+
+/// Whatever a pool does, the other images go on.
+#[test]
+fn a_touch_waits_for_no_pool() {
+    let disk = disk();
+    let (beat, file) = (among(&disk, BEAT), among(&disk, "/pool/disk"));
+    file.replace(&[1; 16]).unwrap();
+    let heartbeats = Heartbeats::default();
+    let _held = heartbeats.make(&beat, std::slice::from_ref(&file)).unwrap();
+    let looks = disk.looks();
+    heartbeats.beat();
+    assert_eq!(disk.looks(), looks);
+}
+
+#[test]
+fn a_file_that_is_changed_after_the_clock_was_set_back_was_not_put_back() {
+    let disk = disk();
+    let (beat, file) = (among(&disk, BEAT), among(&disk, "/pool/disk"));
+    file.replace(&[1; 16]).unwrap();
+    let heartbeats = Heartbeats::default();
+    let _held = heartbeats.make(&beat, std::slice::from_ref(&file)).unwrap();
+    disk.pass(1000);
+    edit(&disk, "/pool/disk");
+    heartbeats.look();
+    heartbeats.beat();
+    let touched = beat.look().unwrap().changed;
+    disk.pass(-500);
+    edit(&disk, "/pool/disk");
+    heartbeats.look();
+    assert_eq!(beat.look().unwrap().changed, touched, "no heartbeat becomes older");
+    disk.kill();
+    let (beat, file) = (among(&disk, BEAT), among(&disk, "/pool/disk"));
+    assert!(!is_put_back(&beat, &file.look().unwrap()).unwrap());
+}
+
+/// Who closes a file may do so while its storage hangs, and what comes to it then another program does.
+#[test]
+fn a_file_that_was_closed_is_looked_at_no_more() {
+    let disk = disk();
+    let (beat, file) = (among(&disk, BEAT), among(&disk, "/pool/disk"));
+    file.replace(&[1; 16]).unwrap();
+    let heartbeats = Heartbeats::default();
+    drop(heartbeats.make(&beat, std::slice::from_ref(&file)).unwrap());
+    disk.pass(100);
+    edit(&disk, "/pool/disk");
+    let before = beat.read().unwrap();
+    heartbeats.look();
+    assert_eq!(beat.read().unwrap(), before);
+    assert!(!is_left(&beat, &file.look().unwrap()).unwrap());
+}
+
+/// What nobody could look at may be an older one.
+#[test]
+fn a_look_that_fails_finds_no_file_as_it_was() {
+    let host = Host::new(Part::Owned);
+    let registry = host.start().unwrap();
+    let record = registry.get(NAME).unwrap().record();
+    assert!(!registry.is_put_back(&record));
+    let from = host.disk.looks();
+    registry.is_put_back(&record);
+    let looks = host.disk.looks() - from;
+    // The first one is whether there is a file under this name.
+    for look in 2..=looks {
+        host.disk.plan(host.disk.looks() + look, Fault::Unread);
+        assert!(registry.is_put_back(&record), "look {look} of {looks}");
+        assert!(!registry.is_put_back(&record));
     }
 }

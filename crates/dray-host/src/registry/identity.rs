@@ -120,13 +120,13 @@ impl Registry {
         }
     }
 
-    /// Whether the file of an image that is not open here is an older one than agents have seen.
-    pub(super) fn is_put_back(&self, record: &ImageRecord) -> bool {
+    /// Whether the file of an image that is not open here is, or may be, an older one than agents have seen.
+    pub(crate) fn is_put_back(&self, record: &ImageRecord) -> bool {
         let path = found_at(&self.store, record).filter(|_| has_heartbeat(record));
         let is_older = path.map(|path| {
             heartbeat::is_put_back(&heartbeat_path(&self.store, &record.name), &path.look()?)
         });
-        is_older.transpose().is_ok_and(|older| older == Some(true))
+        is_older.transpose().map_or(true, |older| older == Some(true))
     }
 
     /// Another program may have written to the file of an image that was about to return. Whatever becomes of its
