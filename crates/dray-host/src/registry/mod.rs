@@ -177,7 +177,7 @@ impl Registry {
         let flat = open_flat(&self.store, &*self.around, &record, &file)?;
         // What it has lost is known from here on.
         let record = self.found_whole(record, &*file);
-        self.tell_mounted_anew(&record, &*file);
+        let is_told = self.tell_mounted_anew(&record, &*file);
         let entry = Arc::new(Entry::new(record, file, heat, flat, waits));
         if entry.record().is_between_places() {
             // Its QEMU may have to flush it before it can say where it is.
@@ -185,27 +185,28 @@ impl Registry {
         }
         self.lock_at_start(&entry)?;
         doubt.iter().try_for_each(|doubt| changed::begin_anew(&entry, doubt))?;
-        // What was written since it was like that is in no backup's and no copy's past.
+        // If the file was put back to an earlier state, no backup or copy is a base for it.
         let is_known = is_left && !self.is_put_back(&entry.record());
         begin_line_after(&self.store, &entry, is_known)?;
         self.begin_heartbeat(&entry)?;
         self.settle_at_start(&entry);
-        self.note_file_system(&entry);
+        // Otherwise the next agent has to see it as this one did.
+        if is_told {
+            self.note_file_system(&entry);
+        }
         Ok(entry)
     }
 
     /// The guest of an image whose file system was mounted anew, and which runs still, may have written what is lost: its
-    /// next flush says so.
-    fn tell_mounted_anew(&self, record: &ImageRecord, file: &dyn ImageFile) {
+    /// next flush says so. False when a restart would forget that.
+    fn tell_mounted_anew(&self, record: &ImageRecord, file: &dyn ImageFile) -> bool {
         let images = self.store.images();
-        let files = &**images.files();
-        if record.state == CopyState::Owner
-            && record.was_mounted_anew(files)
-            && self.a_client_runs(&record.name)
-        {
-            let why = "its file system was unmounted and mounted anew while a client was attached";
-            file.owe_loss(&dray_image::Error::new(ErrorKind::Io, "keeping what was written", why));
-        }
+        let is_concerned = record.state == CopyState::Owner
+            && record.was_mounted_anew(&**images.files())
+            && self.a_client_runs(&record.name);
+        let why = "its file system was unmounted and mounted anew while a client was attached";
+        let why = dray_image::Error::new(ErrorKind::Io, "keeping what was written", why);
+        !is_concerned || file.owe_loss(&why)
     }
 
     /// Where the image's file is found from now on.

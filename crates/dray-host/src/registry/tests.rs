@@ -14,10 +14,14 @@ const GROWN: u64 = 16384;
 const FAULTS: [Fault; 4] = [Fault::KillBefore, Fault::CutBefore, Fault::NoSpace, Fault::Broken];
 
 fn load(files: SimFiles) -> Arc<Registry> {
+    try_load(files).unwrap()
+}
+
+fn try_load(files: SimFiles) -> io::Result<Arc<Registry>> {
     let files: Arc<dyn Files> = Arc::new(files);
     let state = StatePath::new(Arc::clone(&files), "/state");
-    let store = Store::among(state, Arc::new(StateImages(files))).unwrap();
-    Registry::load(store, Arc::new(Plain)).unwrap()
+    let store = Store::among(state, Arc::new(StateImages(files)))?;
+    Registry::load(store, Arc::new(Plain))
 }
 
 /// A host that owns an image called "disk", of `LEN` bytes in a file that has grown to `GROWN`.
@@ -352,5 +356,25 @@ fn a_guest_is_told_that_the_file_system_was_mounted_anew_while_it_ran() {
         disk.kill();
         disk.cut();
         flush().unwrap();
+    }
+}
+
+/// What the agent that sees it cannot write down, the next one sees again.
+#[test]
+fn a_guest_is_told_of_a_remount_whatever_the_first_agent_meets() {
+    let faults = [Fault::KillBefore, Fault::KillAfter, Fault::NoSpace, Fault::Broken];
+    for (fault, call) in faults.into_iter().flat_map(|fault| (1..20).map(move |n| (fault, n))) {
+        let (disk, registry) = host_with_disk();
+        let entry = add_disk(&registry).unwrap();
+        registry.attached("disk", this_process());
+        drop((entry, registry));
+        disk.kill();
+        disk.remount(Path::new("/pool"));
+        disk.plan(disk.calls() + call, fault);
+        drop(try_load(disk.files()));
+        disk.plan_nothing();
+        disk.kill();
+        let told = load(disk.files()).get("disk").unwrap().file.flush();
+        assert!(told.is_err(), "{fault:?} at call {call}");
     }
 }

@@ -54,8 +54,9 @@ pub trait ImageFile: Image {
     /// What the system reports, or that it cannot be written down.
     fn begin_anew(&self) -> Result<()>;
 
-    /// Writes of an earlier process are lost, which a guest's flush will report.
-    fn owe_loss(&self, why: &Error);
+    /// Writes of an earlier process are lost, which a guest's flush will report. Whether that is written down: otherwise
+    /// a restart forgets it.
+    fn owe_loss(&self, why: &Error) -> bool;
 
     /// What was lost so far was no guest's, who is about to come: its flushes do not report it.
     fn forget_losses(&self);

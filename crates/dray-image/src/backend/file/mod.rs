@@ -463,8 +463,8 @@ impl ImageFile for FileImage {
         self.write_back.begin_anew(&self.path)
     }
 
-    fn owe_loss(&self, why: &Error) {
-        self.write_back.owe_earlier(&self.path, why);
+    fn owe_loss(&self, why: &Error) -> bool {
+        self.write_back.owe_earlier(&self.path, why)
     }
 
     fn forget_losses(&self) {

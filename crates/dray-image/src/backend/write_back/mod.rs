@@ -142,20 +142,28 @@ impl WriteBack {
     }
 
     /// Writes of an earlier process to `image` are lost, of which nobody can have heard. What is noted beside it is of
-    /// this process.
-    pub(crate) fn owe_earlier(&self, image: &Path, why: &Error) {
-        tracing::error!(image = %image.display(), %why, "writes of a guest may be lost");
+    /// this process. Whether that is written down: otherwise it is forgotten at a restart.
+    pub(crate) fn owe_earlier(&self, image: &Path, why: &Error) -> bool {
         let loss = Loss { why: why.to_string(), notes_in_doubt: false };
         let mut state = self.hold();
-        if let Some(Err(why)) = self.log.get().map(|log| log.lost(&loss)) {
-            tracing::error!(image = %image.display(), %why,
-                "cannot record this loss: it is forgotten at a restart");
-        }
-        state.logged |= self.log.get().is_some();
-        state.lost = Some(loss.why.clone());
+        let recorded = self.record(&mut state, image, &loss);
         if state.last.is_none() {
             state.inherit(&loss);
         }
+        recorded
+    }
+
+    /// Writes to `image` are lost. Whether that is written down.
+    fn record(&self, state: &mut State, image: &Path, loss: &Loss) -> bool {
+        let image = image.display();
+        tracing::error!(%image, why = %loss.why, "writes of a guest may be lost");
+        state.lost = Some(loss.why.clone());
+        let Some(log) = self.log.get() else { return false };
+        state.logged = true;
+        let done = log.lost(loss).inspect_err(|why| {
+            tracing::error!(%image, %why, "cannot record this loss: it is forgotten at a restart");
+        });
+        done.is_ok()
     }
 
     /// Why the file has lost writes since it was made, as far as is known: a sync under way may be about to fail.
@@ -246,18 +254,13 @@ impl WriteBack {
     }
 
     fn note(&self, image: &Path, why: &Error) -> Held<'_> {
-        tracing::error!(image = %image.display(), %why, "writes of a guest may be lost");
-        let mut state = self.hold();
-        let count = state.last.as_ref().map_or(0, |last| last.count) + 1;
         let loss = Loss { why: why.to_string(), notes_in_doubt: true };
-        state.lost = Some(loss.why.clone());
-        if let Some(Err(why)) = self.log.get().map(|log| log.lost(&loss)) {
-            tracing::error!(image = %image.display(), %why,
-                "cannot record this loss: it is forgotten at a restart");
-        }
+        let mut state = self.hold();
+        self.record(&mut state, image, &loss);
+        let count = state.last.as_ref().map_or(0, |last| last.count) + 1;
         let (kind, told, notes_in_doubt) = (why.kind, false, false);
         state.last = Some(WriteBackError { why: loss.why, kind, count, told, notes_in_doubt });
-        (state.inherited, state.logged) = (false, self.log.get().is_some());
+        state.inherited = false;
         state.audience.lose();
         state
     }
