@@ -16,6 +16,11 @@ use std::time::{Duration, Instant};
 /// An argument by which this program knows that it is behind the wall.
 const INSIDE: &str = "--skip=is-behind-the-wall";
 const PATIENCE: Duration = Duration::from_secs(20);
+const F_SETSIG: libc::c_int = 10;
+const F_SETOWN_EX: libc::c_int = 15;
+/// Commands of `fcntl` that let a process have signals sent.
+const SIGNALS: [(&str, libc::c_int); 3] =
+    [("owner", libc::F_SETOWN), ("owner_ex", F_SETOWN_EX), ("kind of signal", F_SETSIG)];
 
 fn arguments_after_inside() -> Option<Vec<String>> {
     let mut all = std::env::args().skip_while(|argument| argument != INSIDE);
@@ -62,6 +67,27 @@ fn said(stdout: &[u8]) -> BTreeMap<String, String> {
     lines.map(|(key, value)| (key.trim().to_owned(), value.to_owned())).collect()
 }
 
+/// Has the system send a signal to `process` when something comes in through what this program reads.
+#[expect(unsafe_code, reason = "no crate offers these commands")]
+fn signal_through_descriptor(command: libc::c_int, process: Pid) -> std::io::Result<()> {
+    #[repr(C)]
+    struct Owner {
+        kind: libc::c_int,
+        process: libc::pid_t,
+    }
+    let (stdin, process) = (libc::STDIN_FILENO, process.as_raw_nonzero().get());
+    let owner = Owner { kind: 1, process };
+    let done = match command {
+        // SAFETY: this command reads what `owner` is, and keeps no pointer to it.
+        F_SETOWN_EX => unsafe { libc::fcntl(stdin, command, &raw const owner) },
+        // SAFETY: this command takes a number.
+        F_SETSIG => unsafe { libc::fcntl(stdin, command, libc::SIGKILL) },
+        // SAFETY: as does this.
+        _ => unsafe { libc::fcntl(stdin, command, process) },
+    };
+    if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
 /// What is tried from behind the wall.
 #[test]
 fn probe() {
@@ -87,6 +113,9 @@ fn probe() {
     tell("process", &outcome(Command::new("/usr/bin/true").status().map(drop)));
     let parent = Pid::from_raw(parent).unwrap();
     tell("signal", &outcome(test_kill_process(parent).map_err(Into::into)));
+    for (what, command) in SIGNALS {
+        tell(what, &outcome(signal_through_descriptor(command, parent)));
+    }
     let followed = nix::sys::ptrace::attach(nix::unistd::Pid::from_raw(1));
     tell("ptrace", &outcome(followed.map_err(Into::into)));
     let status = std::fs::read_to_string("/proc/self/status");
@@ -157,7 +186,7 @@ fn a_tool_reaches_nothing_but_what_it_was_handed() {
         "ptrace",
         "status",
     ];
-    for what in refused {
+    for what in refused.into_iter().chain(SIGNALS.map(|(what, _)| what)) {
         assert_eq!(told.get(what).map(String::as_str), Some("\"refused\""), "{what}: {told:#?}");
     }
     assert_eq!(told["environment"], "0");

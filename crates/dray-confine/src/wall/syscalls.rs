@@ -25,7 +25,6 @@ const ALLOWED: &[c_long] = &[
     SYS_pwritev,
     SYS_close,
     SYS_lseek,
-    SYS_fcntl,
     SYS_dup,
     SYS_dup3,
     SYS_pipe2,
@@ -135,6 +134,22 @@ const ALLOWED_HERE: &[c_long] = &[];
 /// the names of its memory (`PR_SET_VMA`).
 const OWN_OPTIONS: [c_int; 3] = [PR_SET_NAME, PR_SET_TIMERSLACK, 0x5356_4d41];
 
+/// What `fcntl` may do: copies of descriptors, their flags, and locks. It can also have the system send signals to
+/// any process of the same user.
+const OF_DESCRIPTORS: [c_int; 11] = [
+    F_DUPFD,
+    F_DUPFD_CLOEXEC,
+    F_GETFD,
+    F_SETFD,
+    F_GETFL,
+    F_SETFL,
+    F_GETLK,
+    F_SETLK,
+    F_SETLKW,
+    F_OFD_GETLK,
+    F_OFD_SETLK,
+];
+
 /// Lets no other call through from now on. One that is not allowed fails as if the system did not know
 /// it, for which libraries are prepared.
 pub(super) fn close() -> io::Result<()> {
@@ -149,8 +164,8 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     rules.insert(SYS_clone, vec![only(0, masked(CLONE_THREAD), CLONE_THREAD as u64)?]);
     // Its own limits.
     rules.insert(SYS_prlimit64, vec![only(0, SeccompCmpOp::Eq, 0)?]);
-    let own = OWN_OPTIONS.iter().map(|&option| only(0, SeccompCmpOp::Eq, option as u64));
-    rules.insert(SYS_prctl, own.collect::<Result<_, _>>()?);
+    rules.insert(SYS_prctl, one_of(0, &OWN_OPTIONS)?);
+    rules.insert(SYS_fcntl, one_of(1, &OF_DESCRIPTORS)?);
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     let unknown = SeccompAction::Errno(ENOSYS as u32);
     SeccompFilter::new(rules, unknown, SeccompAction::Allow, arch)?.try_into()
@@ -158,6 +173,11 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
 
 fn masked(bits: c_int) -> SeccompCmpOp {
     SeccompCmpOp::MaskedEq(bits as u64)
+}
+
+/// A call whose argument `nth` is one of these.
+fn one_of(nth: u8, values: &[c_int]) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    values.iter().map(|&value| only(nth, SeccompCmpOp::Eq, value as u64)).collect()
 }
 
 /// A call whose argument `nth` is so.
