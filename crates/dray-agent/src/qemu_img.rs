@@ -5,6 +5,7 @@ use crate::agent::Agent;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_confine::Tool;
 use dray_host::refusals::io_error;
+use dray_types::MAX_CHAIN;
 use dray_types::text::harmless;
 use dray_vm::flat::barred::chain_error;
 use dray_vm::flat::layer::{node, read_alone};
@@ -16,8 +17,6 @@ use std::time::Duration;
 const PROGRAM: &str = "qemu-img";
 /// How long it may take: it reads the tables of one image.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Most images of one chain: QEMU's own commands make chains of a few tens at most.
-const MAX_CHAIN: usize = 200;
 
 impl Agent {
     /// The files that an image is built on, the nearest first, as they are named in it.
@@ -33,7 +32,8 @@ impl Agent {
             let Some(name) = info["backing-filename"].as_str() else { return Ok(chain) };
             let below = named_in(what, at, name)?;
             self.check_file(what, &below, false)?;
-            if chain.len() == MAX_CHAIN {
+            // With the image itself, and this one.
+            if chain.len() + 2 > MAX_CHAIN {
                 let why = format!("the chain has more than {MAX_CHAIN} images");
                 return Err(Refusal::new(ErrorKind::Unsupported, what, why));
             }

@@ -12,8 +12,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-/// Most descriptors in one order: the system takes 253 in one message. A chain has one a layer.
-pub(crate) const MAX_HANDED: usize = 200;
+/// Most descriptors that a tool is handed, beside that of its output: the system takes 253 in one message. A chain has
+/// one a layer.
+pub(crate) const MAX_HANDED: usize = 252;
 /// Longest order, in bytes: a chain of that many layers takes 100 KiB.
 const MAX_ORDER: u64 = 1 << 20;
 

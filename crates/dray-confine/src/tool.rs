@@ -66,7 +66,7 @@ impl Tool {
     /// told on `stderr`, and the tool ends at once.
     pub fn spawn(self, stdout: OwnedFd, stderr: OwnedFd) -> io::Result<Child> {
         if self.handed.len() > MAX_HANDED {
-            return Err(io::Error::other("the chain has too many images"));
+            return Err(io::Error::other("too many descriptors for one tool"));
         }
         let program = find(&self.program)?;
         let (ours, theirs) = UnixStream::pair()?;

@@ -295,6 +295,23 @@ fn what_is_missing_is_told() {
     assert!(words.contains("dray confine: start ") && words.contains("text"), "{words}");
 }
 
+/// A chain of as many images as there may be, and what belongs to it.
+#[test]
+fn a_tool_is_handed_a_long_chain() {
+    let inside = Inside::new();
+    let with = |count| {
+        let mut tool = inside.tool("launcher", &[]);
+        for _ in 0..count {
+            tool.hand(File::open("/dev/null").unwrap());
+        }
+        tool.run(PATIENCE)
+    };
+    assert!(with(202).unwrap().status.success());
+    assert!(with(252).unwrap().status.success());
+    let why = with(253).unwrap_err().to_string();
+    assert!(why.contains("too many descriptors"), "{why}");
+}
+
 /// QEMU's own tools run behind it.
 #[test]
 fn qemu_s_tools_start() {

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use dray_types::MAX_CHAIN;
 use dray_types::text::harmless;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -11,8 +12,6 @@ use serde_json::{Value, json};
 use crate::error::{Error, ErrorKind, Result};
 use crate::qmp::Qmp;
 
-/// Chains longer than this are not believed: QEMU itself slows to a crawl long before.
-const MAX_LAYERS: usize = 200;
 /// Drivers that are the lowest node under a disk.
 const PROTOCOLS: [&str; 4] = ["file", "host_device", "nbd", "null-co"];
 /// Drivers that may sit on a protocol node.
@@ -344,7 +343,7 @@ impl Graph {
     /// One disk as it is below what jobs of others have put on it: the guest's writes go there.
     pub fn disk_below_jobs(&self, qdev: &str) -> Result<VmDisk> {
         let mut top = self.top_of(qdev)?;
-        for _ in 0..MAX_LAYERS {
+        for _ in 0..MAX_CHAIN {
             let job =
                 JOBS.iter().find(|(driver, _)| self.node(top).is_ok_and(|n| n.driver == *driver));
             let Some(below) = job.and_then(|(_, role)| self.child(top, role)) else { break };
@@ -370,8 +369,8 @@ impl Graph {
             let (layer, below) = self.layer(qdev, &name)?;
             layers.push(layer);
             next = below;
-            if layers.len() > MAX_LAYERS {
-                let why = format!("disk {qdev}: a chain of over {MAX_LAYERS} images");
+            if layers.len() > MAX_CHAIN {
+                let why = format!("disk {qdev}: a chain of over {MAX_CHAIN} images");
                 return Err(Error::new(ErrorKind::Refused, why));
             }
         }

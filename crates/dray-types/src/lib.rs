@@ -33,3 +33,6 @@ pub use set::BlockSet;
 pub use size::{BitRate, ByteSize};
 pub use strategy::{Choice, Strategy, StrategyTraits};
 pub use text::Why;
+
+/// Most images of one chain, the active one among them: QEMU's own commands make chains of a few tens at most.
+pub const MAX_CHAIN: usize = 200;

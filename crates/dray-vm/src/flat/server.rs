@@ -10,6 +10,7 @@ use super::layer::{self, Admits, Layer};
 use dray_confine::Tool;
 use dray_host::record::chain::ChainLayer;
 use dray_image::growable_len;
+use dray_types::MAX_CHAIN;
 use dray_types::text::harmless;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use rustix::process::{Pid, Signal, kill_process};
@@ -188,6 +189,10 @@ impl Drop for Server {
 impl Chained<'_> {
     /// Opens the images, the active one first.
     fn open(&self) -> io::Result<Vec<Layer>> {
+        if self.layers.len() > MAX_CHAIN {
+            let why = format!("the chain has more than {MAX_CHAIN} images");
+            return Err(io::Error::other(why));
+        }
         let open = |(depth, layer): (usize, &ChainLayer)| {
             let path = if depth == 0 { self.active } else { &layer.path };
             let write = self.writes(depth);

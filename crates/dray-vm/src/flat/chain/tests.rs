@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::flat::confined::anything;
+use dray_types::MAX_CHAIN;
 use std::process::Command;
 
 /// How often is looked whether another thread has come somewhere.
@@ -63,6 +64,27 @@ fn start(place: &Path, layers: &[ChainLayer], write: bool) -> Server {
     let (active, admits) = (layers[0].path.as_path(), anything());
     let chain = Chained { layers, active, len: LEN, write, admits: &*admits };
     Server::start(place, &chain).unwrap()
+}
+
+/// What is under a long chain of empty images is seen through all of them.
+#[test]
+fn a_chain_may_be_long_and_not_longer() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut layers, _) = fixture(dir.path());
+    while layers.len() <= MAX_CHAIN {
+        let path = dir.path().join(format!("more{}.qcow2", layers.len()));
+        let below = layers[0].path.to_str().unwrap();
+        qemu_img(&["create", "-f", "qcow2", "-F", "qcow2", "-b", below, path.to_str().unwrap()]);
+        layers.insert(0, ChainLayer { path, ..layers[0].clone() });
+    }
+    let (place, admits) = (dir.path().join("chain"), anything());
+    let start = |layers: &[ChainLayer]| {
+        let (active, admits) = (layers[0].path.as_path(), &*admits);
+        Server::start(&place, &Chained { layers, active, len: LEN, write: false, admits })
+    };
+    drop(start(&layers[1..]).unwrap());
+    let why = start(&layers).err().unwrap().to_string();
+    assert!(why.contains("more than 200 images"), "{why}");
 }
 
 #[test]
