@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,10 +25,12 @@ const EXPORT: &str = "layer";
 const GRACE: Duration = Duration::from_millis(500);
 /// How often is looked whether the last write of a tool that has ended has ended.
 const POLL: Duration = Duration::from_millis(2);
+/// With it a file is found and can be looked at, and is not opened.
+const PLACE: i32 = rustix::fs::OFlags::PATH.bits() as i32;
 
 /// Says which files may be given to a tool.
 pub trait Admits: Send + Sync {
-    /// Refuses an open file; `path` is where it was opened.
+    /// Refuses a file; `path` is where it was found. `file` may be one that can only be looked at (`O_PATH`).
     ///
     /// # Errors
     /// Why.
@@ -59,7 +61,8 @@ impl Admits for Vec<Pool> {
     }
 }
 
-/// Opens an image file that is to be given to a tool, and looks at it.
+/// Opens an image file that is to be given to a tool, and looks at it. What may not be given is not opened: that may
+/// wait, as at a pipe, or do something to a device.
 ///
 /// # Errors
 /// What opening reports, or why it is not given.
@@ -68,17 +71,19 @@ pub fn open(path: &Path, format: &str, write: bool, admits: &dyn Admits) -> io::
         Some(_) => why,
         None => io::Error::new(why.kind(), format!("open {}: {why}", path.display())),
     };
-    let meta = std::fs::metadata(path).map_err(failed)?;
-    // Opening anything else may have effects, or wait.
+    let place = File::options().read(true).custom_flags(PLACE).open(path).map_err(failed)?;
+    let meta = place.metadata().map_err(failed)?;
     if !meta.is_file() && !meta.file_type().is_block_device() {
         let why = format!("{} is neither a file nor a block device", path.display());
         return Err(io::Error::other(why));
     }
+    admits.admit(path, &place).map_err(failed)?;
+    // What was looked at, whatever is at the path by now.
+    let same = PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd()));
     let file = match meta.permissions().mode() & 0o777 {
-        0 => names::open_closed(path, write).map_err(io::Error::other)?,
-        _ => File::options().read(true).write(write).open(path).map_err(failed)?,
+        0 => names::open_closed(&same, write).map_err(io::Error::other)?,
+        _ => File::options().read(true).write(write).open(&same).map_err(failed)?,
     };
-    admits.admit(path, &file).map_err(failed)?;
     if format == "qcow2" {
         refuse_header(path, &file).map_err(failed)?;
     }
@@ -231,6 +236,35 @@ mod tests {
         host.pools.admit(&host.path("pool/image"), &image).unwrap();
         std::fs::rename(host.path("pool/moved"), host.path("away")).unwrap();
         assert!(host.pools.admit(&host.path("pool/image"), &image).is_err());
+    }
+
+    /// Looks as a pool does, and meanwhile the file at the path becomes a pipe.
+    struct Swaps<'a>(&'a Host);
+
+    impl Admits for Swaps<'_> {
+        fn admit(&self, path: &Path, file: &File) -> io::Result<()> {
+            let flags = rustix::fs::fcntl_getfl(file)?;
+            assert!(flags.contains(rustix::fs::OFlags::PATH), "opened before it may be: {flags:?}");
+            self.0.pools.admit(path, file)?;
+            std::fs::rename(path, self.0.path("pool/moved"))?;
+            let pipe = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, path, pipe, 0o600.into(), 0)?;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_was_looked_at_is_opened_and_nothing_before() {
+        for mode in [0o600, 0] {
+            let host = Host::new();
+            let path = host.path("pool/image");
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let file = open(&path, "raw", true, &Swaps(&host)).unwrap();
+            let now = std::fs::metadata(host.path("pool/moved")).unwrap();
+            assert!(FileId::of(&file.metadata().unwrap()) == FileId::of(&now));
+            let why = host.opens("pool/image").unwrap_err().to_string();
+            assert!(why.contains("neither a file nor a block device"), "{why}");
+        }
     }
 
     /// While its disk is still on it, QEMU may make an image longer: what is there then is read, up to the length that
