@@ -5,6 +5,7 @@
 //! be another. A channel that is lost fails what is in flight and everything after it: whether to
 //! connect again is the caller's decision.
 
+mod line;
 mod socket;
 
 use serde_json::Value;

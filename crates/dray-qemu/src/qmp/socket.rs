@@ -1,6 +1,6 @@
 //! A connection to the socket of a QEMU's monitor.
 
-use super::{Answer, Channel, EVENT_QUEUE, Event, Monitored, OLDEST, Version, closed};
+use super::{Answer, Channel, EVENT_QUEUE, Event, Monitored, OLDEST, Version, closed, line};
 use crate::error::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -9,14 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{broadcast, oneshot};
 use tokio::time::timeout;
-
-/// The longest message taken. A VM with hundreds of nodes answers in a few MiB.
-const MAX_MESSAGE: u64 = 64 << 20;
 
 type Reply = std::result::Result<Value, Value>;
 
@@ -76,7 +73,7 @@ impl Connection {
         let (reader, writer) = stream.into_split();
         let mut reader = BufReader::new(reader);
         let greeting =
-            timeout(limit, read_message(&mut reader, socket)).await.map_err(|_| {
+            timeout(limit, read_message(&mut reader, || false, socket)).await.map_err(|_| {
                 let why = format!(
                     "{name} sent no QMP greeting within {limit:?}: not a QMP socket, or another \
                      client is connected to it"
@@ -140,22 +137,19 @@ impl Channel for Connection {
     }
 }
 
-async fn read_message(reader: &mut BufReader<OwnedReadHalf>, socket: &Path) -> Result<Value> {
-    let mut line = Vec::new();
-    let read = reader.take(MAX_MESSAGE).read_until(b'\n', &mut line).await;
-    match read {
-        Ok(n) if n > 0 && line.last() == Some(&b'\n') => {}
-        Ok(n) if n as u64 == MAX_MESSAGE => {
-            let why = format!("{}: a message of over {MAX_MESSAGE} bytes", socket.display());
-            return Err(Error::new(ErrorKind::Protocol, why));
+/// The next message: an event, or where one is `awaited` an answer. What nobody waits for is left out.
+async fn read_message(
+    reader: &mut BufReader<OwnedReadHalf>,
+    awaited: impl Fn() -> bool,
+    socket: &Path,
+) -> Result<Value> {
+    loop {
+        let line = line::read(reader, socket).await?;
+        match line::parse(&line, awaited(), socket)? {
+            Some(message) => return Ok(message),
+            None => tracing::debug!(bytes = line.len(), "a long qmp message that nobody awaits"),
         }
-        _ => return Err(closed(socket)),
     }
-    serde_json::from_slice(&line).map_err(|e| {
-        let start = String::from_utf8_lossy(&line[..line.len().min(60)]).trim_end().to_owned();
-        let why = format!("{}: not a QMP message: {start:?}", socket.display());
-        Error::with_source(ErrorKind::NotQmp, why, e)
-    })
 }
 
 fn check_greeting(greeting: &Value, socket: &Path) -> Result<Version> {
@@ -181,7 +175,13 @@ async fn read_loop(
     socket: PathBuf,
 ) {
     loop {
-        let message = read_message(&mut reader, &socket).await;
+        let awaited = || {
+            let shared = shared.upgrade();
+            shared.is_some_and(|shared| {
+                shared.pending.lock().as_ref().is_some_and(|of| !of.is_empty())
+            })
+        };
+        let message = read_message(&mut reader, awaited, &socket).await;
         let Some(shared) = shared.upgrade() else { return };
         match message {
             Ok(message) => dispatch(&shared, message),
