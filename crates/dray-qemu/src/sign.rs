@@ -1,9 +1,10 @@
 //! Which of its open files QEMU has under a node: QEMU tells only the path by which it has opened the node's file, and
 //! the name may be another file's by now.
 //!
-//! QEMU says what it does with a file by locks on single bytes of it, and has them on the node's own descriptor. So
-//! dray puts a node of its own over the file's node, which allows nobody a thing that nobody does. QEMU locks one byte
-//! more on the descriptor, as long as dray's node is there: that is the *sign*. Where it is seen is the node's file.
+//! For everything that it does with a file, and for everything that it allows no other program to do, QEMU locks one byte
+//! of the file through the node's own descriptor. So dray puts a node of its own over the file's node, which forbids
+//! something that no program does anyway. QEMU locks one more byte for as long as dray's node is there: that is the
+//! *sign*. The file on which it is seen is the node's file.
 //!
 //! No request goes through dray's node, and nothing is written. The guest does not notice it.
 
