@@ -4,6 +4,7 @@
 //! images/NAME.json            one record per image
 //! images/NAME.beat            touched for as long as an agent has its file open (docs/reference/formats.md)
 //! images/NAME.heat            what is known of its accesses (docs/reference/formats.md); not synced, may be lost
+//! lossy/INODE-BIRTH           a file that has lost writes, and whose image was forgotten
 //! released/ID.json            an image that QEMU has taken back, and its line (ID.line)
 //! seeds/NAME.json             an image that is being read from backups
 //! digests.json                the digests of base images; may be lost
@@ -75,6 +76,11 @@ impl Store {
     /// The file of what links have carried.
     pub fn links(&self) -> StatePath {
         self.root.join("links.json")
+    }
+
+    /// The folder of the marks of files that have lost writes.
+    pub fn lossy(&self) -> StatePath {
+        self.root.join("lossy")
     }
 
     /// Where the notes of images are that QEMU has taken back.

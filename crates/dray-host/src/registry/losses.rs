@@ -55,6 +55,26 @@ pub(super) fn keep(image: &dyn ImageFile, path: &StatePath) -> io::Result<()> {
     Ok(())
 }
 
+/// The file at `path`, whatever it was, says from now on that writes are lost, and that nobody is to be told.
+///
+/// # Errors
+/// What the system reports.
+pub(super) fn put_settled(path: &StatePath, why: &str) -> io::Result<()> {
+    path.replace(&write(&path.files().boot()?, why, SETTLED)).map(drop)
+}
+
+/// Why writes are lost, as the file at `path` says.
+///
+/// # Errors
+/// When it cannot be read.
+pub(super) fn read_lost(path: &StatePath) -> io::Result<Option<String>> {
+    let bytes = path.read()?;
+    let bytes = bytes.as_slice().try_into().map_err(|why| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", path.display()))
+    })?;
+    Ok(read_past(bytes, &path.files().boot()?)?.lost)
+}
+
 /// The file and what it says; none when there is no file and none can be made, so that it says nothing.
 fn open(path: &StatePath) -> io::Result<Option<(LossFile, Past)>> {
     match open_or_make(path) {

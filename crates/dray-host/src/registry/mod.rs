@@ -24,6 +24,7 @@ mod identity;
 pub(crate) mod left;
 mod lines;
 mod losses;
+mod lossy;
 mod names;
 mod operations;
 mod releases;
@@ -372,6 +373,7 @@ impl Registry {
         let name = record.name.clone();
         // What lies there is another image's: its line, and the losses that its guest was to be told.
         self.remove_notes(&name)?;
+        lossy::inherit(&self.store, &record)?;
         if let Some((lineage, changed)) = line.clone() {
             ImageLineage::create(&line_path(&self.store, &name), lineage, changed)?;
         }
@@ -509,13 +511,16 @@ impl Registry {
         present.remove()
     }
 
-    /// Forgets an image; its file stays. What is left of its notes when they cannot be removed, the next image of
+    /// Forgets an image; its file stays, and that it has lost writes stays known. What is left of its notes when they cannot be removed, the next image of
     /// that name removes.
     ///
     /// # Errors
     /// What the store reports; nothing is forgotten then.
     pub fn forget(&self, name: &str) -> io::Result<()> {
-        // First: as long as it is there the image is, after a restart too, and this can be repeated.
+        if let Some(entry) = self.get(name) {
+            lossy::keep(&self.store, &entry)?;
+        }
+        // Before its notes: as long as it is there the image is, after a restart too, and this can be repeated.
         self.path_of(name).remove()?;
         let gone = self.entries.write().remove(name);
         gone.iter().for_each(|entry| tell_untold(entry));

@@ -378,3 +378,40 @@ fn a_guest_is_told_of_a_remount_whatever_the_first_agent_meets() {
         assert!(told.is_err(), "{fault:?} at call {call}");
     }
 }
+
+/// The mark belongs to the file, whatever the image is called.
+#[test]
+fn a_file_that_has_lost_writes_has_lost_them_under_another_name_too() {
+    let full = dray_image::Error::new(ErrorKind::NoSpace, "syncing", "the pool is full");
+    let record =
+        |name: &str, path: &str| ImageRecord::owned(name.into(), ImageId(2), path.into(), LEN);
+    let add = |registry: &Registry, record: ImageRecord| {
+        let file = registry.open_file(&record).unwrap();
+        registry.add(record, file).unwrap()
+    };
+    for fault in [None, Some(Fault::KillBefore), Some(Fault::NoSpace), Some(Fault::Broken)] {
+        for call in 1..8 {
+            let (disk, registry) = host_with_disk();
+            add_disk(&registry).unwrap().file.owe_loss(&full);
+            fault.iter().for_each(|&fault| disk.plan(disk.calls() + call, fault));
+            // The next agent finds the image, or its file.
+            let forgotten = registry.forget("disk");
+            drop(registry);
+            disk.kill();
+            disk.plan_nothing();
+            let registry = load(disk.files());
+            let there = registry.get("disk");
+            assert!(there.is_none() || fault.is_some(), "{forgotten:?}");
+            let entry = there.unwrap_or_else(|| add(&registry, record("other", "/pool/disk")));
+            let lost = entry.file.lost_writes().unwrap();
+            assert!(lost.contains("the pool is full"), "{fault:?} at call {call}: {lost}");
+            if entry.record().name == "other" {
+                entry.file.flush().unwrap();
+                let another = disk.files().create(Path::new("/pool/another")).unwrap();
+                another.write_at(&[7; LEN as usize], 0).unwrap();
+                let entry = add(&registry, record("disk", "/pool/another"));
+                assert_eq!(entry.file.lost_writes(), None);
+            }
+        }
+    }
+}
