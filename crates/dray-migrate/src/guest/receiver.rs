@@ -21,6 +21,7 @@ use dray_vm::released;
 use dray_vm::socket::Meeting;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
@@ -123,9 +124,8 @@ impl TargetVmTask {
 
     /// Connects to the waiting QEMU and compares its disks with the source's.
     async fn check(&mut self, facts: GuestFacts) -> Result<Box<dyn Arrival>, NotDone> {
-        self.config.qmp_socket(&facts.qmp).map_err(|why| NotDone::Refused(Why::of(why)))?;
         let numbered = plans(&facts)?;
-        let vm = self.hypervisor.vm(&facts.qmp).await.map_err(|why| NotDone::unconnected(&why))?;
+        let vm = self.vm_behind(&facts.qmp, NotDone::Refused).await?;
         let plans: Vec<_> = numbered.iter().map(|(_, plan)| plan.clone()).collect();
         let arrival = vm.await_guest(&plans).await?;
         self.look(&*vm, &numbered, false).await?;
@@ -185,11 +185,20 @@ impl TargetVmTask {
     /// of it: another VM may have come to its socket.
     pub(super) async fn connect(&mut self, arrived: bool) -> Result<Box<dyn Vm>, NotDone> {
         let guest = self.slot.intent().guest.ok_or("the migration has no vm")?;
-        let vm = self.hypervisor.vm(&guest.qmp).await.map_err(|why| NotDone::unconnected(&why))?;
+        // It was there, and may come back.
+        let vm = self.vm_behind(&guest.qmp, NotDone::Silent).await?;
         if self.checked.is_none() || vm.process() != self.checked {
             self.look(&*vm, &plans(&guest)?, arrived).await?;
         }
         Ok(vm)
+    }
+
+    async fn vm_behind(
+        &self,
+        qmp: &Path,
+        unfit: fn(Why) -> NotDone,
+    ) -> Result<Box<dyn Vm>, NotDone> {
+        vm_behind(&self.config, &*self.hypervisor, qmp, unfit).await
     }
 
     /// Checks that the disks of a QEMU are on the exports of this migration.
@@ -270,6 +279,18 @@ impl TargetVmTask {
     }
 }
 
+/// The VM behind a socket, if that may be used; otherwise it is `unfit`. The socket that was looked at is connected to:
+/// the name that the source gave may lead elsewhere by then.
+async fn vm_behind(
+    config: &Config,
+    hypervisor: &dyn Hypervisor,
+    qmp: &Path,
+    unfit: fn(Why) -> NotDone,
+) -> Result<Box<dyn Vm>, NotDone> {
+    let socket = config.qmp_socket(qmp).map_err(|why| unfit(Why::of(why)))?;
+    hypervisor.vm(&socket).await.map_err(|why| NotDone::unconnected(&why))
+}
+
 /// The layers of a VM with the number of the image each is in.
 ///
 /// # Errors
@@ -282,4 +303,54 @@ pub(super) fn plans(facts: &GuestFacts) -> io::Result<Vec<(usize, LayerPlan)>> {
         Ok((usize::from(*image), serde_json::from_str(text).map_err(wrong)?))
     };
     facts.layers.iter().map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_qemu::{Error, ErrorKind};
+    use dray_vm::hypervisor::Asked;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    /// Says at which path a VM was looked for.
+    struct Echo;
+
+    impl Hypervisor for Echo {
+        fn vm<'a>(&'a self, vm: &'a Path) -> Asked<'a, dray_qemu::Result<Box<dyn Vm>>> {
+            let asked = Error::new(ErrorKind::Connect, format!("asked at {}", vm.display()));
+            Box::pin(async move { Err(asked) })
+        }
+    }
+
+    #[tokio::test]
+    async fn the_socket_that_was_looked_at_is_connected_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let run = root.join("run");
+        std::fs::create_dir(&run).unwrap();
+        let text = format!(
+            "qmp_dirs = ['{}']\n[agent]\nname = 'hostb'\n[tls]\ndir = '/'\n",
+            run.display()
+        );
+        let config = Config::parse(&text, Path::new("dray.toml")).unwrap();
+        let _sockets = ["run/vm", "other"].map(|name| UnixListener::bind(root.join(name)).unwrap());
+        symlink("vm", run.join("link")).unwrap();
+        symlink("../other", run.join("out")).unwrap();
+        let at = async |name: &str, unfit| {
+            vm_behind(&config, &Echo, &run.join(name), unfit).await.err().unwrap()
+        };
+        for name in ["vm", "link"] {
+            let asked = format!("asked at {}", run.join("vm").display());
+            let why = at(name, NotDone::Refused).await;
+            assert!(matches!(&why, NotDone::Silent(_)) && why.to_string() == asked, "{why}");
+        }
+        for name in ["out", "none"] {
+            for unfit in [NotDone::Refused, NotDone::Silent] {
+                let why = at(name, unfit).await;
+                assert!(!why.to_string().contains("asked"), "{why}");
+                assert_eq!(why, unfit(why.to_string().as_str().into()));
+            }
+        }
+    }
 }
