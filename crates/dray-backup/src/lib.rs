@@ -87,6 +87,7 @@ pub use piece::{Hash, PIECE_BYTES, Piece, piece_count, piece_len};
 pub use prune::{Policy, Pruned};
 pub use reader::{Content, Reader, StreamOptions};
 pub use repository::{Listing, Repository, Settings};
+pub use session::FOLDER as SESSIONS;
 pub use store::access::{Credentials, S3Access};
 pub use store::fault::{Fault, FaultyStore};
 pub use store::local::LocalStore;

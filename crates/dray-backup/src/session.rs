@@ -18,7 +18,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) const FOLDER: &str = "sessions/";
+/// Where sessions and their signs of life are.
+pub const FOLDER: &str = "sessions/";
 /// A writer renews its session when the last sign of life is this old.
 const RENEW_AFTER: Duration = Duration::from_secs(300);
 const RENEWED: &str = "renewed-";

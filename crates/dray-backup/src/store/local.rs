@@ -3,21 +3,30 @@
 //! An object is written under a temporary name, synced, and renamed to its own unless that exists;
 //! then the folder is synced. A crash leaves the object whole or not at all, and perhaps a file in
 //! `.tmp`, which a later opening removes once it is a day old: no upload takes that long.
+//!
+//! Only regular files are objects. What is put away lies in `.deleted` as NAME.MILLISECONDS, the time of that,
+//! until a sweep removes it.
 
 use super::{Object, Put, Store, check_name};
 use crate::error::{Error, Kind, Result};
 use crate::world::{SystemWorld, random_id};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 const TEMPORARY: &str = ".tmp";
+/// Where what is put away lies. No name of an object begins with a dot.
+const PUT_AWAY: &str = ".deleted";
 /// Age from which a temporary file is one that a crash left behind.
 const LEFT_BEHIND: Duration = Duration::from_secs(24 * 3600);
+/// So often a folder is made again that somebody else removes because it is empty.
+const FOLDER_TRIES: u32 = 16;
+/// Objects of one name that may be put away in the same millisecond.
+const SAME_TIME: u128 = 1000;
 
 /// A directory; every object is a file in it.
 #[derive(Debug)]
@@ -81,41 +90,150 @@ impl LocalStore {
     }
 
     fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<Put> {
-        let folder = path.parent().unwrap_or(&self.root);
-        self.make_folder(folder)?;
         let temporary = self.write_temporary(bytes)?;
-        let renamed = rename_new(&temporary, path);
-        if !matches!(renamed, Ok(Put::Created)) {
+        let placed = self.place(&temporary, path);
+        if !matches!(placed, Ok(Put::Created)) {
             absent_is_fine(fs::remove_file(&temporary))?;
         }
         // Also when it existed: whoever created it may not have synced the folder yet.
-        sync_folder(Some(folder))?;
-        renamed
+        absent_is_fine(sync_folder(path.parent()))?;
+        placed
     }
 
-    fn walk(&self, folder: &Path, found: &mut Vec<Object>) -> io::Result<()> {
-        let entries = match fs::read_dir(folder) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-            entries => entries?,
-        };
-        for entry in entries {
-            let entry = entry?;
-            let path = entry.path();
-            // A file that went since the folder was read is not an error.
-            let Ok(meta) = entry.metadata() else { continue };
-            if meta.is_dir() {
-                if !entry.file_name().as_encoded_bytes().starts_with(b".") {
-                    self.walk(&path, found)?;
-                }
-                continue;
+    /// Renames a file to a name that is not taken, in a folder that is made if it is not there. Somebody may remove
+    /// that folder, empty as it is, before the file is in it.
+    fn place(&self, from: &Path, to: &Path) -> io::Result<Put> {
+        let folder = to.parent().unwrap_or(&self.root);
+        let mut tries = 0;
+        loop {
+            let placed = self.make_folder(folder).and_then(|()| rename_new(from, to));
+            let lost = matches!(&placed, Err(e) if e.kind() == io::ErrorKind::NotFound);
+            if !lost || tries == FOLDER_TRIES || regular(from)?.is_none() {
+                return placed;
             }
-            let relative = path.strip_prefix(&self.root).ok().and_then(Path::to_str);
-            if let Some(name) = relative.filter(|name| check_name(name).is_ok()) {
-                let age = age(meta.modified()?);
-                found.push(Object { name: name.to_owned(), bytes: meta.len(), age });
+            tries += 1;
+        }
+    }
+
+    /// The length of an object, if it is there.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub fn length(&self, name: &str) -> Result<Option<u64>> {
+        let path = self.path(name)?;
+        let found = regular(&path).map_err(|e| failed("cannot read", &path, e))?;
+        Ok(found.map(|meta| meta.len()))
+    }
+
+    /// Removes an object, durably: a backup that was removed must not be back, without its packs, after a power
+    /// cut. Its length, if it was there.
+    ///
+    /// # Errors
+    /// `Unavailable`. It may or may not be gone then.
+    pub fn remove(&self, name: &str) -> Result<Option<u64>> {
+        let path = self.path(name)?;
+        let remove = || {
+            let Some(meta) = regular(&path)? else { return Ok(None) };
+            match fs::remove_file(&path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+                removed => removed?,
+            }
+            absent_is_fine(sync_folder(path.parent())).map(|()| Some(meta.len()))
+        };
+        remove().map_err(|e| failed("cannot remove", &path, e))
+    }
+
+    /// Takes an object out of sight: it lies among what was put away until a [`sweep`](Self::sweep) removes it.
+    /// False when it was not there.
+    ///
+    /// # Errors
+    /// `Unavailable`. It may or may not be out of sight then.
+    pub fn put_away(&self, name: &str) -> Result<bool> {
+        let path = self.path(name)?;
+        let put_away = || {
+            if regular(&path)?.is_none() {
+                return Ok(false);
+            }
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let away = match self.move_away(name, &path, now.as_millis()) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+                away => away?,
+            };
+            // In this order: after a power cut it may be in both folders, but never in none.
+            absent_is_fine(sync_folder(away.parent()))?;
+            absent_is_fine(sync_folder(path.parent()))?;
+            Ok(true)
+        };
+        put_away().map_err(|e| failed("cannot put away", &path, e))
+    }
+
+    /// Moves it to the first free name from the time `now`, in milliseconds: where it is then.
+    fn move_away(&self, name: &str, from: &Path, now: u128) -> io::Result<PathBuf> {
+        // Another one of this name may have been put away in the same millisecond, or before the clock was set back.
+        for ms in (now..).take(SAME_TIME as usize) {
+            let to = self.root.join(PUT_AWAY).join(format!("{name}.{ms}"));
+            if self.place(from, &to)? == Put::Created {
+                return Ok(to);
             }
         }
-        Ok(())
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    /// Removes what was put away no later than `until`. `kept` is told the length of each file that stays; those
+    /// whose names say no time stay.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub fn sweep(&self, until: SystemTime, kept: &mut impl FnMut(u64)) -> Result<()> {
+        walk(&self.root.join(PUT_AWAY), &mut |path, meta| {
+            if put_away_at(path).is_none_or(|at| at > until) {
+                kept(meta.len());
+                return Ok(());
+            }
+            absent_is_fine(fs::remove_file(path)).map_err(|e| failed("cannot remove", path, e))?;
+            self.remove_empty(path.parent());
+            Ok(())
+        })
+    }
+
+    /// Removes the folders above an object that is gone, as far as they are empty.
+    pub fn tidy(&self, name: &str) {
+        if let Ok(path) = self.path(name) {
+            self.remove_empty(path.parent());
+        }
+    }
+
+    fn remove_empty(&self, mut folder: Option<&Path>) {
+        while let Some(empty) = folder.filter(|folder| **folder != self.root)
+            && fs::remove_dir(empty).is_ok()
+        {
+            folder = empty.parent();
+        }
+    }
+
+    /// Every object whose name begins with `prefix`, as [`list`](Store::list), one by one, until `each` has had
+    /// enough.
+    ///
+    /// # Errors
+    /// `Unavailable`; what `each` says.
+    pub fn for_each(
+        &self,
+        prefix: &str,
+        each: &mut impl FnMut(Object) -> Result<()>,
+    ) -> Result<()> {
+        let folder = match prefix.strip_suffix('/') {
+            Some(folder) => self.path(folder)?,
+            None if prefix.is_empty() => self.root.clone(),
+            None => return Err(Error::invalid(format!("the prefix '{prefix}' ends in no /"))),
+        };
+        walk(&folder, &mut |path, meta| {
+            let relative = path.strip_prefix(&self.root).ok().and_then(Path::to_str);
+            let Some(name) = relative.filter(|name| check_name(name).is_ok()) else {
+                return Ok(());
+            };
+            let modified = meta.modified().map_err(|e| failed("cannot look at", path, e))?;
+            each(Object { name: name.to_owned(), bytes: meta.len(), age: age(modified) })
+        })
     }
 }
 
@@ -155,31 +273,62 @@ impl Store for LocalStore {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Object>> {
-        let folder = match prefix.strip_suffix('/') {
-            Some(folder) => self.path(folder)?,
-            None if prefix.is_empty() => self.root.clone(),
-            None => return Err(Error::invalid(format!("the prefix '{prefix}' ends in no /"))),
-        };
         let mut found = Vec::new();
-        self.walk(&folder, &mut found).map_err(|e| failed("cannot list", &folder, e))?;
+        self.for_each(prefix, &mut |object| {
+            found.push(object);
+            Ok(())
+        })?;
         Ok(found)
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        let path = self.path(name)?;
-        // Durable as well: a backup that was removed must not be back, without its packs, after a
-        // power cut.
-        let remove = || match fs::remove_file(&path) {
-            Ok(()) => sync_folder(path.parent()),
-            gone => absent_is_fine(gone),
-        };
-        remove().map_err(|e| failed("cannot remove", &path, e))
+        self.remove(name).map(drop)
     }
 
     fn exists(&self, name: &str) -> Result<bool> {
-        let path = self.path(name)?;
-        path.try_exists().map_err(|e| failed("cannot read", &path, e))
+        Ok(self.length(name)?.is_some())
     }
+}
+
+/// Every regular file below `folder`, without those in folders that begin with a dot. What goes meanwhile is no
+/// error, be it a file or a folder.
+fn walk(folder: &Path, each: &mut impl FnMut(&Path, &Metadata) -> Result<()>) -> Result<()> {
+    let gone = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
+    let entries = match fs::read_dir(folder) {
+        Err(e) if gone(&e) => return Ok(()),
+        entries => entries.map_err(|e| failed("cannot list", folder, e))?,
+    };
+    for entry in entries {
+        let entry = match entry {
+            Err(e) if gone(&e) => return Ok(()),
+            entry => entry.map_err(|e| failed("cannot list", folder, e))?,
+        };
+        let Ok(meta) = entry.metadata() else { continue };
+        let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+        if meta.is_dir() && !hidden {
+            walk(&entry.path(), each)?;
+        } else if meta.is_file() {
+            each(&entry.path(), &meta)?;
+        }
+    }
+    Ok(())
+}
+
+/// What the file is like, if there is one: neither a folder nor a link.
+fn regular(path: &Path) -> io::Result<Option<Metadata>> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) => Ok(meta.is_file().then_some(meta)),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// When a file was put away, as its name says.
+fn put_away_at(path: &Path) -> Option<SystemTime> {
+    let ms = path.file_name()?.to_str()?.rsplit_once('.')?.1.parse().ok()?;
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms))
 }
 
 /// Renames unless `to` exists. Where the file system cannot, a hard link does the same.
@@ -286,5 +435,85 @@ mod tests {
         File::open(&old).unwrap().set_modified(SystemTime::now() - LEFT_BEHIND).unwrap();
         LocalStore::open(&store.root).unwrap();
         assert!(!old.exists() && young.exists());
+    }
+
+    fn away(store: &LocalStore) -> Vec<Vec<u8>> {
+        let mut found = Vec::new();
+        walk(&store.root.join(PUT_AWAY), &mut |path, _| {
+            found.push(fs::read(path).unwrap());
+            Ok(())
+        })
+        .unwrap();
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn a_folder_is_no_object() {
+        let (_folder, store) = store();
+        store.put_new("vms/packs/1", b"content").unwrap();
+        std::os::unix::fs::symlink("vms/packs/1", store.root.join("link")).unwrap();
+        for name in ["vms", "vms/packs", "link", "vms/packs/1/x"] {
+            assert!(!store.exists(name).unwrap(), "{name}");
+            assert_eq!(store.remove(name).unwrap(), None, "{name}");
+            assert!(!store.put_away(name).unwrap(), "{name}");
+        }
+        assert_eq!(store.get("vms/packs/1", 9).unwrap(), b"content");
+        assert!(store.exists("vms/packs/1").unwrap() && away(&store).is_empty());
+        assert_eq!(store.list("").unwrap().len(), 1);
+    }
+
+    #[test]
+    fn nothing_that_is_put_away_takes_the_place_of_another() {
+        let (_folder, store) = store();
+        // The clock stands still.
+        for n in 0..50_u8 {
+            store.put_new("a/b", &[n]).unwrap();
+            store.move_away("a/b", &store.root.join("a/b"), 1_800_000_000_000).unwrap();
+        }
+        assert_eq!(away(&store), (0..50_u8).map(|n| vec![n]).collect::<Vec<_>>());
+        store.put_new("a/b", &[50]).unwrap();
+        assert!(store.put_away("a/b").unwrap() && !store.put_away("a/b").unwrap());
+        assert_eq!(away(&store).len(), 51);
+    }
+
+    #[test]
+    fn a_sweep_removes_what_is_old_with_its_folders_and_keeps_what_has_no_time() {
+        let (_folder, store) = store();
+        for name in ["a/b/1", "c/2"] {
+            store.put_new(name, b"four").unwrap();
+            store.put_away(name).unwrap();
+            store.tidy(name);
+        }
+        assert!(!store.root.join("a").exists());
+        fs::write(store.root.join(".deleted/c/no-time"), b"12345").unwrap();
+        let mut kept = Vec::new();
+        store.sweep(SystemTime::UNIX_EPOCH, &mut |len| kept.push(len)).unwrap();
+        kept.sort_unstable();
+        assert_eq!(kept, [4, 4, 5]);
+        kept.clear();
+        store.sweep(SystemTime::now(), &mut |len| kept.push(len)).unwrap();
+        assert_eq!(kept, [5]);
+        assert!(!store.root.join(".deleted/a").exists());
+    }
+
+    #[test]
+    fn objects_are_created_while_their_folders_are_removed() {
+        let (_folder, store) = store();
+        std::thread::scope(|scope| {
+            for n in 0..4 {
+                let store = &store;
+                scope.spawn(move || {
+                    let name = format!("a/b/{n}");
+                    for _ in 0..100 {
+                        assert_eq!(store.put_new(&name, b"x").unwrap(), Put::Created);
+                        assert_eq!(store.remove(&name).unwrap(), Some(1));
+                        store.tidy(&name);
+                        store.list("").unwrap();
+                    }
+                });
+            }
+        });
+        assert!(!store.root.join("a").exists());
     }
 }
