@@ -1,22 +1,21 @@
 //! One peer's part of the store: a folder of its own, what it takes, and what stays of what is deleted.
 //!
-//! What the peer deletes is renamed to `.deleted/` in its folder, and goes when it has lain there for long
-//! enough. Until then it counts: otherwise a peer could fill the disk by writing and deleting.
+//! What the peer deletes is put away in its folder, and goes when it has lain there for long enough. Until
+//! then it counts: otherwise a peer could fill the disk by writing and deleting.
 
 use super::StoreRules;
-use dray_backup::{Error, Kind, LocalStore, Put, Result, Store};
-use parking_lot::{Mutex, MutexGuard};
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use dray_backup::{Error, Kind, LocalStore, Put, Result, SESSIONS, Store};
+use parking_lot::Mutex;
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Where deleted objects lie. No name of an object begins with a dot.
 pub(super) const DELETED: &str = ".deleted";
-/// Marks of writers that are at work. They hold no content, and their writers remove them.
-const MARKS: &str = "sessions/";
 /// Pause between two looks for what has lain among the deleted for long enough.
 const SWEEP: Duration = Duration::from_secs(60);
+/// Most parts of a name. Repositories use three, and a folder of theirs. Folders are not counted, so this bounds
+/// how many there are for each object.
+const MAX_PARTS: usize = 8;
 
 /// What a peer has in the store.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
@@ -25,88 +24,110 @@ struct Usage {
     objects: u64,
 }
 
+/// What is known of a peer's usage. Where it is not exact it says too much, until the next look.
+#[derive(Default, Debug)]
+struct Count {
+    /// What is there.
+    there: Usage,
+    /// What has room set aside, and is not there yet.
+    under_way: Usage,
+    /// What has come since the look that runs now began: that look may have missed it.
+    since: Usage,
+    /// When the last look ended. Nothing is known before the first.
+    looked: Option<Instant>,
+}
+
 /// The folder of one peer.
 #[derive(Debug)]
 pub struct Shelf {
     /// Its objects.
     pub objects: LocalStore,
-    folder: PathBuf,
     rules: StoreRules,
-    usage: Mutex<(Usage, Instant)>,
+    count: Mutex<Count>,
+    /// Held during a look; `count` is not, so that nobody else waits for it.
+    looking: Mutex<()>,
+    /// Held during a deletion: what is measured is what is removed.
+    deleting: Mutex<()>,
 }
 
 impl Shelf {
-    /// The folder, which is made if it is not there; what is in it is counted.
+    /// The folder, which is made if it is not there. What is in it is counted when it matters.
     ///
     /// # Errors
     /// `Unavailable`.
     pub fn open(folder: &Path, rules: StoreRules) -> Result<Self> {
-        let objects = LocalStore::open(folder)?;
-        let shelf = Self {
-            objects,
-            folder: folder.to_owned(),
+        Ok(Self {
+            objects: LocalStore::open(folder)?,
             rules,
-            usage: Mutex::new((Usage::default(), Instant::now())),
-        };
-        shelf.sweep(&mut shelf.usage.lock())?;
-        Ok(shelf)
-    }
-
-    fn failed(&self, what: &str, why: io::Error) -> Error {
-        Error::unavailable(format!("{what} {}", self.folder.display()), why)
+            count: Mutex::default(),
+            looking: Mutex::default(),
+            deleting: Mutex::default(),
+        })
     }
 
     /// Removes what was deleted long ago, and counts what there is.
-    fn sweep(&self, usage: &mut MutexGuard<'_, (Usage, Instant)>) -> Result<()> {
-        let mut found = Usage::default();
-        let until = SystemTime::now() - self.rules.keep_deleted;
-        walk(&self.folder.join(DELETED), &mut |path, meta| {
-            if deleted_at(path).is_none_or(|at| at <= until) {
-                return fs::remove_file(path);
-            }
-            found.add(meta.len());
-            Ok(())
-        })
-        .map_err(|why| self.failed("cannot look at what was deleted in", why))?;
-        for object in self.objects.list("")? {
-            found.add(object.bytes);
-        }
-        **usage = (found, Instant::now());
-        Ok(())
-    }
-
-    /// Removes what was deleted long ago.
     ///
     /// # Errors
     /// `Unavailable`.
     pub(super) fn look(&self) -> Result<()> {
-        self.sweep(&mut self.usage.lock())
+        self.look_unless(|_| false)
+    }
+
+    fn look_unless(&self, needless: impl Fn(&Count) -> bool) -> Result<()> {
+        let _looking = self.looking.lock();
+        {
+            let mut count = self.count.lock();
+            // Somebody else may have looked while this one waited.
+            if needless(&count) {
+                return Ok(());
+            }
+            count.since = Usage::default();
+        }
+        let mut found = Usage::default();
+        // A time before 1970 is one at which nothing was deleted.
+        let until = SystemTime::now().checked_sub(self.rules.keep_deleted);
+        let until = until.unwrap_or(SystemTime::UNIX_EPOCH);
+        self.objects.sweep(until, &mut |len| found.add(len))?;
+        self.objects.for_each("", &mut |object| {
+            found.add(object.bytes);
+            Ok(())
+        })?;
+        let mut count = self.count.lock();
+        found.add_all(count.since);
+        count.there = found;
+        count.looked = Some(Instant::now());
+        Ok(())
     }
 
     /// Sets room for an object aside, before any of its bytes is written.
     fn reserve(&self, bytes: u64) -> Result<()> {
-        let mut usage = self.usage.lock();
-        if usage.1.elapsed() >= SWEEP && !self.fits(usage.0, bytes) {
-            self.sweep(&mut usage)?;
+        let enough = |count: &Count| match count.looked {
+            Some(at) => at.elapsed() < SWEEP || self.fits(count, bytes),
+            None => false,
+        };
+        let known = enough(&self.count.lock());
+        if !known {
+            self.look_unless(enough)?;
         }
-        if !self.fits(usage.0, bytes) {
-            let Usage { bytes: have, objects } = usage.0;
-            let most = self.rules.max_bytes.map_or("any number of".to_owned(), |n| n.to_string());
-            let what = format!(
-                "the store is full for this host: it has {objects} objects of {have} bytes there, with \
-                 what was deleted less than {} s ago, and may have {} of {most} bytes",
-                self.rules.keep_deleted.as_secs(),
-                self.rules.max_objects,
-            );
-            return Err(Error::new(Kind::Denied, what));
+        let mut count = self.count.lock();
+        if self.fits(&count, bytes) {
+            count.under_way.add(bytes);
+            return Ok(());
         }
-        usage.0.add(bytes);
-        Ok(())
+        let Usage { bytes: have, objects } = count.all();
+        let most = self.rules.max_bytes.map_or("any number of".to_owned(), |n| n.to_string());
+        let what = format!(
+            "the store is full for this host: it has {objects} objects of {have} bytes there, with \
+             what was deleted less than {} s ago, and may have {} of {most} bytes",
+            self.rules.keep_deleted.as_secs(),
+            self.rules.max_objects,
+        );
+        Err(Error::new(Kind::Denied, what))
     }
 
-    fn fits(&self, usage: Usage, bytes: u64) -> bool {
-        let most = self.rules.max_bytes.unwrap_or(u64::MAX);
-        usage.objects < self.rules.max_objects && usage.bytes.saturating_add(bytes) <= most
+    fn fits(&self, count: &Count, bytes: u64) -> bool {
+        let (all, most) = (count.all(), self.rules.max_bytes.unwrap_or(u64::MAX));
+        all.objects < self.rules.max_objects && all.bytes.saturating_add(bytes) <= most
     }
 
     /// Creates an object, if there is room for it.
@@ -114,12 +135,22 @@ impl Shelf {
     /// # Errors
     /// `Denied` when there is none; what the store says.
     pub fn put_new(&self, name: &str, bytes: &[u8]) -> Result<Put> {
+        if name.split('/').count() > MAX_PARTS {
+            let what = format!("the name of an object in this store has at most {MAX_PARTS} parts");
+            return Err(Error::new(Kind::Invalid, what));
+        }
         let len = bytes.len() as u64;
         self.reserve(len)?;
         let put = self.objects.put_new(name, bytes);
+        if put.is_err() {
+            self.objects.tidy(name);
+        }
+        let mut count = self.count.lock();
+        count.under_way.take(len);
         // One that has failed may be there: it counts until the next look.
-        if matches!(put, Ok(Put::Existed)) {
-            self.usage.lock().0.take(len);
+        if !matches!(put, Ok(Put::Existed)) {
+            count.there.add(len);
+            count.since.add(len);
         }
         put
     }
@@ -129,41 +160,51 @@ impl Shelf {
     /// # Errors
     /// `Denied` when nothing may be deleted; what the store says.
     pub fn delete(&self, name: &str) -> Result<()> {
-        if !self.objects.exists(name)? {
-            return Ok(());
-        }
-        if name.starts_with(MARKS) || self.rules.keep_deleted.is_zero() && !self.rules.append_only {
-            let len = fs::metadata(self.folder.join(name)).map_or(0, |meta| meta.len());
-            self.objects.delete(name)?;
-            self.usage.lock().0.take(len);
-            return Ok(());
-        }
-        if self.rules.append_only {
+        let _deleting = self.deleting.lock();
+        let Some(len) = self.objects.length(name)? else { return Ok(()) };
+        let at_once = self.rules.keep_deleted.is_zero() && !self.rules.append_only;
+        if at_once || len == 0 && is_mark(name) {
+            if let Some(len) = self.objects.remove(name)? {
+                self.count.lock().there.take(len);
+            }
+        } else if self.rules.append_only {
             let what = "the store is append-only: it deletes nothing";
             return Err(Error::new(Kind::Denied, what.to_owned()));
+        } else {
+            self.objects.put_away(name)?;
         }
-        self.put_away(name).map_err(|why| self.failed("cannot delete in", why))
+        self.objects.tidy(name);
+        Ok(())
     }
+}
 
-    /// Renames a deleted object, durably in both folders.
-    fn put_away(&self, name: &str) -> io::Result<()> {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let (from, to) = (self.folder.join(name), self.folder.join(DELETED));
-        let to = to.join(format!("{name}.{}", now.as_millis()));
-        let folders = [from.parent(), to.parent()].map(|folder| folder.unwrap_or(&self.folder));
-        fs::create_dir_all(folders[1])?;
-        match fs::rename(&from, &to) {
-            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
-            renamed => renamed?,
-        }
-        folders.iter().try_for_each(|folder| fs::File::open(folder)?.sync_all())
+/// Whether this is the mark of a writer that is at work, of a repository in any folder. Such an object is empty,
+/// and its writer removes it: [FOLDER/]sessions/SESSION/MARK.
+fn is_mark(name: &str) -> bool {
+    let mut parts = name.rsplit('/').skip(1);
+    let session = parts.next().unwrap_or_default();
+    let folder = parts.next().unwrap_or_default();
+    session.len() == 32
+        && session.bytes().all(|b| b.is_ascii_hexdigit())
+        && folder == SESSIONS.trim_end_matches('/')
+}
+
+impl Count {
+    fn all(&self) -> Usage {
+        let mut all = self.there;
+        all.add_all(self.under_way);
+        all
     }
 }
 
 impl Usage {
     fn add(&mut self, bytes: u64) {
-        self.objects = self.objects.saturating_add(1);
-        self.bytes = self.bytes.saturating_add(bytes);
+        self.add_all(Self { bytes, objects: 1 });
+    }
+
+    fn add_all(&mut self, more: Self) {
+        self.objects = self.objects.saturating_add(more.objects);
+        self.bytes = self.bytes.saturating_add(more.bytes);
     }
 
     fn take(&mut self, bytes: u64) {
@@ -172,36 +213,10 @@ impl Usage {
     }
 }
 
-/// When a file among the deleted was deleted, as its name says.
-fn deleted_at(path: &Path) -> Option<SystemTime> {
-    let ms = path.file_name()?.to_str()?.rsplit_once('.')?.1.parse().ok()?;
-    SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms))
-}
-
-/// Every file below `folder`.
-fn walk(
-    folder: &Path,
-    each: &mut impl FnMut(&Path, &fs::Metadata) -> io::Result<()>,
-) -> io::Result<()> {
-    let entries = match fs::read_dir(folder) {
-        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries?,
-    };
-    for entry in entries {
-        let entry = entry?;
-        // Of a link only the link itself counts, wherever it leads.
-        let Ok(meta) = entry.metadata() else { continue };
-        match meta.is_dir() {
-            true => walk(&entry.path(), each)?,
-            false => each(&entry.path(), &meta)?,
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn rules(max_bytes: u64, max_objects: u64) -> StoreRules {
         let keep_deleted = Duration::from_secs(3600);
@@ -238,12 +253,13 @@ mod tests {
         };
         let folder = dir.path().join(".deleted/packs");
         assert_eq!(fs::read(&names(&folder)[0]).unwrap(), b"content");
-        Shelf::open(dir.path(), rules(100, 9)).unwrap();
+        Shelf::open(dir.path(), rules(100, 9)).unwrap().look().unwrap();
         assert_eq!(names(&folder).len(), 1);
         let soon = StoreRules { keep_deleted: Duration::ZERO, ..rules(100, 9) };
         let shelf = Shelf::open(dir.path(), soon).unwrap();
-        assert!(names(&folder).is_empty());
-        assert_eq!(shelf.usage.lock().0, Usage::default());
+        shelf.look().unwrap();
+        assert!(!folder.exists());
+        assert_eq!(shelf.count.lock().all(), Usage::default());
     }
 
     #[test]
@@ -252,9 +268,60 @@ mod tests {
         let rules = StoreRules { append_only: true, ..rules(100, 9) };
         let shelf = Shelf::open(dir.path(), rules).unwrap();
         shelf.put_new("packs/1", b"content").unwrap();
-        shelf.put_new("sessions/1/renewed-1", b"").unwrap();
-        assert_eq!(shelf.delete("packs/1").unwrap_err().kind(), Kind::Denied);
-        shelf.delete("sessions/1/renewed-1").unwrap();
+        let session = format!("sessions/{:032x}", 7);
+        let marks = [format!("{session}/renewed-1"), format!("team1/{session}/renewed-1")];
+        for mark in &marks {
+            shelf.put_new(mark, b"").unwrap();
+            shelf.delete(mark).unwrap();
+        }
         assert_eq!(shelf.objects.list("").unwrap().len(), 1);
+        // What only looks like one stays, and so does what has content.
+        shelf.put_new(&marks[0], b"content").unwrap();
+        shelf.put_new("sessions/packs/1", b"").unwrap();
+        for kept in ["packs/1", "sessions/packs/1", &marks[0]] {
+            assert_eq!(shelf.delete(kept).unwrap_err().kind(), Kind::Denied, "{kept}");
+        }
+        assert_eq!(shelf.objects.list("").unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_folder_is_not_deleted_and_goes_when_it_is_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        let shelf = Shelf::open(dir.path(), rules(100, 9)).unwrap();
+        shelf.put_new("vms/packs/1", b"content").unwrap();
+        shelf.delete("vms").unwrap();
+        shelf.delete("vms/packs").unwrap();
+        shelf.look().unwrap();
+        assert_eq!(shelf.objects.get("vms/packs/1", 9).unwrap(), b"content");
+        shelf.delete("vms/packs/1").unwrap();
+        assert!(!dir.path().join("vms").exists());
+        let deep = ["a"; MAX_PARTS + 1].join("/");
+        assert_eq!(shelf.put_new(&deep, b"").unwrap_err().kind(), Kind::Invalid);
+        assert!(!dir.path().join("a").exists());
+    }
+
+    #[test]
+    fn a_look_does_not_forget_the_room_of_uploads_under_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let shelf = Shelf::open(dir.path(), rules(100, 9)).unwrap();
+        shelf.reserve(60).unwrap();
+        shelf.look().unwrap();
+        assert_eq!(shelf.reserve(41).unwrap_err().kind(), Kind::Denied);
+        shelf.reserve(40).unwrap();
+    }
+
+    #[test]
+    fn deletions_of_one_object_at_the_same_time_free_its_room_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let at_once = StoreRules { keep_deleted: Duration::ZERO, ..rules(10_000, 1000) };
+        let shelf = Shelf::open(dir.path(), at_once).unwrap();
+        shelf.put_new("stays", &[0; 1000]).unwrap();
+        for _ in 0..50 {
+            shelf.put_new("a", &[0; 10]).unwrap();
+            std::thread::scope(|scope| {
+                (0..4).for_each(|_| drop(scope.spawn(|| shelf.delete("a").unwrap())));
+            });
+        }
+        assert_eq!(shelf.count.lock().all(), Usage { bytes: 1000, objects: 1 });
     }
 }
