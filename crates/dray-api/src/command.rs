@@ -247,6 +247,10 @@ pub struct Migrate {
     /// What becomes of chains of images; as it was prepared when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<Chain>,
+    /// `USER` or `USER:GROUP` at the target to whom the files of images without a VM shall belong there; as here when
+    /// absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
     /// Send everything, whatever backups and replicas the target could begin with.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_backups: bool,
@@ -316,6 +320,9 @@ pub struct Prepare {
     /// What the disks are at the target that move flattened.
     #[serde(default, skip_serializing_if = "TargetFormat::is_raw")]
     pub target_format: TargetFormat,
+    /// `USER` or `USER:GROUP` at the target to whom the files there shall belong; as here when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
     /// Prepare without what backups and replicas could give the target before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_backups: bool,

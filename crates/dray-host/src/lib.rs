@@ -26,6 +26,7 @@ pub mod heartbeat;
 pub mod heat;
 pub mod lineage;
 pub mod migration;
+pub mod owner;
 pub mod pool;
 pub mod process;
 pub mod provided;

@@ -55,6 +55,11 @@ pub fn conflict(why: impl Display) -> Refusal {
     refusal(ErrorKind::Conflict, why)
 }
 
+/// To a peer: what the question names is not here.
+pub fn absent(why: impl Display) -> Refusal {
+    refusal(ErrorKind::NotFound, why)
+}
+
 /// To a peer: the question makes no sense.
 pub fn invalid(why: impl Display) -> Refusal {
     refusal(ErrorKind::Invalid, why)

@@ -30,6 +30,19 @@ pub struct WantedImage {
     pub read_only: bool,
 }
 
+/// To whom the file of an image belongs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FileOwner {
+    /// Name of the user, or its number where it has none.
+    #[serde(deserialize_with = "text::de_text")]
+    pub user: String,
+    /// Name of the group, or its number; empty for the user's own.
+    #[serde(deserialize_with = "text::de_text")]
+    pub group: String,
+    /// Permission bits.
+    pub mode: u32,
+}
+
 /// An image that comes with a migration.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ComingImage {
@@ -42,6 +55,8 @@ pub struct ComingImage {
     pub digest: Option<ContentDigest>,
     /// The target makes a qcow2 of it, which is raw, when it is complete.
     pub qcow2: bool,
+    /// To whom its file shall belong at the target; to the agent's own user when absent.
+    pub owner: Option<FileOwner>,
 }
 
 /// What an incomplete image at the target begins with.
@@ -395,9 +410,13 @@ mod tests {
             ancestors: vec![Ancestor { id: GenerationId(7), number: 3 }],
             digest: None,
             qcow2: true,
+            owner: Some(FileOwner { user: "u".into(), group: String::new(), mode: 0o600 }),
         };
         let room = Request::Prepare { migration: MigrationId(1), pool: None, images: vec![image] };
-        assert_eq!(body(&room), [1, 1, 0, 1, 2, 1, b'b', 5, 4, 0, 1, 7, 3, 0, 1]);
+        assert_eq!(
+            body(&room),
+            [1, 1, 0, 1, 2, 1, b'b', 5, 4, 0, 1, 7, 3, 0, 1, 1, 1, b'u', 0, 0x80, 3]
+        );
         assert_eq!(decode::<Request>(&body(&room)), Ok(room));
         let survey =
             Request::Survey { number: None, pool: None, images: Vec::new(), backups: true };
@@ -441,8 +460,13 @@ mod tests {
             !told.contains("\\u{1b}") && !told.contains("\\u{7}") && told.len() < 4000,
             "{told}"
         );
-        let image =
-            ComingImage { image: wanted(), ancestors: Vec::new(), digest: None, qcow2: false };
+        let image = ComingImage {
+            image: wanted(),
+            ancestors: Vec::new(),
+            digest: None,
+            qcow2: false,
+            owner: None,
+        };
         let images = vec![image; 1025];
         let request = Request::Prepare { migration: MigrationId(1), pool: None, images };
         assert!(decode::<Request>(&encode(&request).unwrap()[4..]).is_err());

@@ -10,6 +10,7 @@ mod existing_copies;
 mod fates;
 mod launch;
 mod offered;
+mod partials;
 mod peers;
 mod qcow2_checks;
 mod requests;

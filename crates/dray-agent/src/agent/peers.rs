@@ -3,6 +3,7 @@
 
 use super::Agent;
 use super::existing_copies::{ExistingCopy, check_space, intent_of};
+use super::partials::owner_here;
 use super::qcow2_checks::check_made;
 use super::requests::Desk;
 use super::rights::need_of_stream;
@@ -14,10 +15,10 @@ use dray_host::folder::intent::{Settings, TargetImageIntent, TargetIntent};
 use dray_host::folder::log::{End, Folder, TARGET_INTENT};
 use dray_host::migration::revive::may_come_back;
 use dray_host::pool::{Pool, PoolKind, check_name};
-use dray_host::record::{CopyState, ImageRecord};
+use dray_host::record::CopyState;
 use dray_host::refusals::{Answer, conflict, failed, of_path, unknown_peer};
 use dray_host::registry::Claimed;
-use dray_host::replicas::{undo_prepared, undo_room};
+use dray_host::replicas::undo_prepared;
 use dray_migrate::guest;
 use dray_migrate::receiver::TargetSlot;
 use dray_net::requests;
@@ -263,6 +264,7 @@ impl Agent {
         images.iter().try_for_each(|coming| self.refuse_held(peer, &coming.image))?;
         self.show_newest(peer);
         self.check_load(peer, images)?;
+        let owners = images.iter().map(owner_here).collect::<Answer<Vec<_>>>()?;
         let found = self.found_for((&known, pool), images)?;
         let reused = |found: &ExistingCopy| match found {
             ExistingCopy::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
@@ -287,7 +289,7 @@ impl Agent {
             qemu: None,
             started_unix_ms: unix_ms(),
         };
-        self.make_partials(&intent, images, &found)?;
+        self.make_partials(&intent, images, (&found, &owners))?;
         let name = |image: &TargetImageIntent| image.name_here().to_owned();
         let names: Vec<_> = intent.images.iter().map(name).collect();
         let bases = intent.images.iter().map(TargetImageIntent::base).collect();
@@ -318,7 +320,7 @@ impl Agent {
 
     /// A name that a migration to here holds. Its own source learns which that is, and what takes it back;
     /// others, that the name is taken.
-    fn refuse_held(&self, peer: &str, image: &WantedImage) -> Answer<()> {
+    pub(super) fn refuse_held(&self, peer: &str, image: &WantedImage) -> Answer<()> {
         let name = &image.name;
         let Some(entry) = self.registry.get(name) else { return Ok(()) };
         let record = entry.record();
@@ -403,78 +405,5 @@ impl Agent {
             Ok(note) => ExistingCopy::Usable(entry, note),
             Err(why) => ExistingCopy::Useless(entry, why.to_string()),
         })
-    }
-
-    fn make_partials(
-        &self,
-        intent: &TargetIntent,
-        images: &[ComingImage],
-        found: &[ExistingCopy],
-    ) -> Answer<()> {
-        let mut made = Vec::new();
-        let parts = intent.images.iter().zip(images).zip(found);
-        let result = parts.into_iter().try_for_each(|((image, coming), found)| {
-            let wanted = &coming.image;
-            match found {
-                ExistingCopy::Usable(entry, _) => {
-                    // Noted first: a failure half-way is undone like the rest.
-                    made.push(image.offer.name.clone());
-                    self.registry.begin_return(entry, intent.migration).map_err(failed)?;
-                    return Ok(());
-                }
-                ExistingCopy::Useless(entry, why) => {
-                    let name = &image.offer.name;
-                    tracing::info!(image = name, why, "a replica is not used");
-                    self.registry.set_aside(entry).map_err(failed)?;
-                }
-                ExistingCopy::InPlace(lying) => {
-                    self.use_in_place(intent.migration, wanted, lying)?;
-                    made.push(image.name_here().to_owned());
-                    return Ok(());
-                }
-                ExistingCopy::Nothing => {}
-            }
-            self.make_partial(intent, image, wanted)?;
-            made.push(image.offer.name.clone());
-            Ok::<(), Refusal>(())
-        });
-        if result.is_err() {
-            let folder = Folder::of(&self.store, intent.migration);
-            if let Err(why) = undo_room(&self.registry, &folder, &made) {
-                let migration = intent.migration;
-                tracing::warn!(%migration, %why,
-                    "cannot remove the files that were made for a migration");
-            }
-        }
-        result
-    }
-
-    fn make_partial(
-        &self,
-        intent: &TargetIntent,
-        image: &TargetImageIntent,
-        wanted: &WantedImage,
-    ) -> Answer<()> {
-        let name = &image.offer.name;
-        self.refuse_held(&intent.peer, wanted)?;
-        if let Some(entry) = self.registry.get(name) {
-            let here = &self.config.name;
-            let way_out = match entry.record().state {
-                CopyState::Replica => format!(
-                    "it is the replica of another image; `dray images remove {name} --delete` on \
-                     {here} removes it"
-                ),
-                _ => "choose another name".to_owned(),
-            };
-            let why = format!("an image named '{name}' exists here already");
-            return Err(conflict(why).hint(way_out));
-        }
-        let device = !image.zeroed;
-        let coming = ImageRecord::coming(&image.offer, image.path.clone(), intent.migration);
-        let record = ImageRecord { device, ..coming };
-        if device {
-            return self.take_device(record);
-        }
-        self.registry.make_partial(record).map(drop).map_err(failed)
     }
 }

@@ -73,7 +73,7 @@ mod tests {
         };
         let coming = |name, read_only, qcow2| {
             let image = wanted(name, read_only);
-            ComingImage { image, ancestors: Vec::new(), digest: None, qcow2 }
+            ComingImage { image, ancestors: Vec::new(), digest: None, qcow2, owner: None }
         };
         let check = |pool: &Pool, made: &[bool; 2]| {
             let images = [coming("a.raw", false, made[0]), coming("b.raw", false, made[1])];

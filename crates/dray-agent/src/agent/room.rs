@@ -210,6 +210,7 @@ mod tests {
             ancestors: Vec::new(),
             digest: None,
             qcow2: false,
+            owner: None,
         };
         assert!(check_counts(&[]).is_err());
         assert!(check_counts(&vec![image(1 << 30); MAX_IMAGES]).is_ok());

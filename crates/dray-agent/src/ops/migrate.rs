@@ -265,6 +265,7 @@ impl Agent {
                 false => TargetFormat::Raw,
             },
             no_backups: true,
+            owner: command.owner.clone(),
         };
         if let Some(slot) = slot {
             let (_, plan, picture) = self.plan(&prepare).await?;
@@ -283,8 +284,8 @@ impl Agent {
                 .hint("give `dray prepare` first: it prints the arguments for the waiting QEMU"));
         }
         let (intent, plan, picture) = self.plan(&prepare).await?;
-        let pool = command.pool.as_deref();
-        let (slot, _) = self.prepare_at_target(intent, &plan, pool).await?;
+        let (pool, owner) = (command.pool.as_deref(), command.owner.as_deref());
+        let (slot, _) = self.prepare_at_target(intent, &plan, (pool, owner)).await?;
         Ok((slot, plan, picture))
     }
 

@@ -5,9 +5,12 @@ use super::selection::Plan;
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{ApiResult, ErrorKind, Prepare, Prepared, PreparedImage, Refusal};
-use dray_host::folder::intent::SourceIntent;
+use dray_host::folder::intent::{SourceImage, SourceIntent};
+use dray_host::owner;
 use dray_host::provided;
+use dray_host::record::MODE;
 use dray_host::refusals::io_error;
+use dray_host::registry::is_device;
 use dray_migrate::source::SourceSlot;
 use dray_net::NetError;
 use dray_qemu::{NbdExport, blockdev};
@@ -15,7 +18,9 @@ use dray_types::{Endpoint, EndpointKind};
 use dray_vm::RECONNECT_DELAY;
 use dray_vm::picture::Picture;
 use dray_wire::ImageOffer;
-use dray_wire::request::{Base, ComingImage, ContentDigest, Reply, Request, WantedImage};
+use dray_wire::request::{
+    Base, ComingImage, ContentDigest, FileOwner, Reply, Request, WantedImage,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,8 +28,9 @@ impl Answers<Prepare> for Arc<Agent> {
     async fn answer(&self, command: Prepare, events: Events) -> ApiResult<Prepared> {
         self.seed_prepare(&command, &events).await;
         let (intent, plan, picture) = self.plan(&command).await?;
-        let (slot, endpoint) =
-            self.prepare_at_target(intent, &plan, command.pool.as_deref()).await?;
+        let (slot, endpoint) = self
+            .prepare_at_target(intent, &plan, (command.pool.as_deref(), command.owner.as_deref()))
+            .await?;
         let intent = slot.intent();
         if let Some(picture) = &picture {
             // Known by the time that it is wanted; a QEMU that cannot is as good.
@@ -51,13 +57,23 @@ impl Answers<Prepare> for Arc<Agent> {
     }
 }
 
+/// To whom the image's file shall belong at the target: to `wanted`, or to whom it belongs here. A device's owner
+/// says nothing of a file's.
+fn owner_there(here: &SourceImage, wanted: Option<&str>) -> Option<FileOwner> {
+    let known = owner::of_file(&here.path).ok().filter(|_| !is_device(&here.path));
+    match wanted {
+        Some(wanted) => Some(owner::parse(wanted, known.map_or(MODE, |known| known.mode))),
+        None => known,
+    }
+}
+
 impl Agent {
     /// Asks the target for room, and starts the loop that keeps a session with it.
     pub(super) async fn prepare_at_target(
         self: &Arc<Self>,
         mut intent: SourceIntent,
         plan: &Plan,
-        pool: Option<&str>,
+        (pool, owner): (Option<&str>, Option<&str>),
     ) -> ApiResult<(Arc<SourceSlot>, Endpoint)> {
         let what = format!("cannot prepare on {}", intent.peer);
         let images = intent.images.iter().zip(&plan.allocated).map(|(image, &allocated)| {
@@ -68,7 +84,7 @@ impl Agent {
         // Until it is durable here: a target that asks meanwhile hears that it may begin.
         let _prepares = self.preparing.begin(intent.migration);
         let digests = self.digests_there(&what, &intent, plan, pool).await?;
-        let asked = self.ask_for_room(&intent, images, digests, pool).await;
+        let asked = self.ask_for_room(&intent, images, digests, (pool, owner)).await;
         let asked = asked.map_err(|why| net_error(&what, &why))?;
         let fits = |(_, bases): &(_, Vec<Base>)| bases.len() == intent.images.len();
         let Some((endpoint, bases)) = asked.filter(fits) else {
@@ -113,7 +129,7 @@ impl Agent {
         intent: &SourceIntent,
         images: Vec<WantedImage>,
         digests: Vec<Option<ContentDigest>>,
-        pool: Option<&str>,
+        (pool, owner): (Option<&str>, Option<&str>),
     ) -> Result<Option<(Endpoint, Vec<Base>)>, NetError> {
         let coming = intent.images.iter().zip(images).zip(digests);
         let coming = coming.map(|((here, image), digest)| ComingImage {
@@ -121,6 +137,7 @@ impl Agent {
             ancestors: self.ancestors(here),
             digest,
             qcow2: here.qcow2,
+            owner: owner_there(here, owner),
         });
         let request = Request::Prepare {
             migration: intent.migration,

@@ -39,6 +39,7 @@ impl Answers<Seed> for Arc<Agent> {
             chain: Chain::Keep,
             target_format: TargetFormat::Raw,
             no_backups: true,
+            owner: None,
         };
         let (intent, plan, _) = self.plan(&prepare).await?;
         // Whether that went well `prepare` tells, which finds what was read.

@@ -57,6 +57,9 @@ pub struct Args {
     /// Name at the target of an image or device, if the migration was not prepared (repeatable)
     #[arg(long = "name", value_name = "HERE=THERE", value_parser = pair)]
     names: Vec<(String, String)>,
+    /// To whom the files belong at the target, if the migration was not prepared [default: as here, by name]
+    #[arg(long, value_name = "USER[:GROUP]", conflicts_with_all = ["vms", "prepared"])]
+    owner: Option<String>,
     /// The blocks that move before the guest, and those that move after it
     #[arg(long, value_parser = strategies(), default_value_t)]
     strategy: Strategy,
@@ -183,6 +186,7 @@ impl Args {
             remove_replica: self.remove_replica,
             no_reuse: self.no_reuse,
             no_backups: self.no_backups,
+            owner: self.owner,
             chain: self.chain.map(Into::into),
             release: match self.release {
                 ReleaseArg::AsBefore => ReleaseAtEnd::AsBefore,

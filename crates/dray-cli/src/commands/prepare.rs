@@ -46,6 +46,9 @@ pub struct Args {
     /// Do not let the target begin with a backup or a replica of another host
     #[arg(long)]
     no_backups: bool,
+    /// To whom the files belong at the target [default: as here, by name]
+    #[arg(long, value_name = "USER[:GROUP]")]
+    owner: Option<String>,
     /// QMP socket of the QEMU that will wait at the target; `dray migrate` then knows it
     #[arg(long, value_name = "SOCKET", value_parser = path_at_target, conflicts_with = "images")]
     target_qmp: Option<PathBuf>,
@@ -63,6 +66,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         chain: args.chain.into(),
         target_format: args.target_format.into(),
         no_backups: args.no_backups,
+        owner: args.owner,
     };
     let prepared = progress::seeding::call(client, command, output).await?;
     if output.json {

@@ -66,7 +66,13 @@ fn wanted(name: &str, id: u128) -> WantedImage {
 }
 
 fn coming(name: &str, id: u128) -> ComingImage {
-    ComingImage { image: wanted(name, id), ancestors: Vec::new(), digest: None, qcow2: false }
+    ComingImage {
+        image: wanted(name, id),
+        ancestors: Vec::new(),
+        digest: None,
+        qcow2: false,
+        owner: None,
+    }
 }
 
 fn prepare(migration: MigrationId, name: &str) -> Request {

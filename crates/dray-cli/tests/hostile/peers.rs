@@ -20,7 +20,7 @@ fn is_denied<T>(answer: Result<T, dray_net::NetError>, right: &str, line: &str) 
 fn image(id: u128) -> ComingImage {
     let name = format!("evil-{id}.img");
     let image = WantedImage { id: ImageId(id), name, len: 1 << 20, allocated: 0, read_only: false };
-    ComingImage { image, ancestors: Vec::new(), digest: None, qcow2: false }
+    ComingImage { image, ancestors: Vec::new(), digest: None, qcow2: false, owner: None }
 }
 
 fn prepare(migration: u128) -> Request {

@@ -18,6 +18,7 @@ mod iothread;
 mod last_step;
 mod losses;
 mod onward;
+mod ordinary;
 mod others;
 mod paused;
 mod qcow2;

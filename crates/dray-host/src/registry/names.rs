@@ -5,6 +5,7 @@ use super::identity::is_other_file;
 use super::lines::begin_line;
 use super::{Entry, Registry, is_device};
 use crate::lineage::{ReplicaNote, file_at, stamp_of};
+use crate::owner::Owner;
 use crate::record::{CopyState, ImageRecord, NameKind};
 use dray_image::{DeviceMark, DeviceState, FileId};
 use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
@@ -225,6 +226,16 @@ impl Registry {
             names.remove_partial().map_err(io::Error::other)?;
         }
         added
+    }
+
+    /// The file of an image that comes is for `owner` and has `mode` when it gets its name.
+    ///
+    /// # Errors
+    /// What the file system or the store reports.
+    pub fn give_partial(&self, entry: &Entry, owner: Owner) -> io::Result<()> {
+        let names = self.names(&entry.record())?;
+        names.give_partial(owner.user, owner.group).map_err(io::Error::other)?;
+        self.update(entry, |record| record.mode = owner.mode)
     }
 
     /// Deletes an incomplete image and forgets it. A block device stays, with contents that nobody

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -47,6 +48,7 @@ pub struct GuestVmBuilder {
     args: Vec<String>,
     incoming: bool,
     bare: bool,
+    user: Option<u32>,
 }
 
 /// A running QEMU; dropping it kills the process.
@@ -69,6 +71,7 @@ impl GuestVm {
             args: Vec::new(),
             incoming: false,
             bare: false,
+            user: None,
         }
     }
 
@@ -271,6 +274,13 @@ impl GuestVmBuilder {
         self
     }
 
+    /// QEMU runs as this user, in the group of the same number; who starts it must be root.
+    #[must_use]
+    pub fn user(mut self, user: u32) -> Self {
+        self.user = Some(user);
+        self
+    }
+
     /// The command line.
     pub fn command(&self) -> io::Result<Command> {
         let path = |what: &str| self.dir.join(format!("{}.{what}", self.name));
@@ -311,6 +321,9 @@ impl GuestVmBuilder {
             command.arg("-S");
         }
         command.args(&self.args);
+        if let Some(user) = self.user {
+            command.uid(user).gid(user);
+        }
         Ok(command)
     }
 

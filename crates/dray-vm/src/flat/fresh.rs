@@ -10,7 +10,6 @@ use super::maker;
 use super::merge::{Above, merge_most, merge_rest};
 use dray_confine::Tool;
 use dray_host::flat::ChainImage;
-use dray_host::record::MODE;
 use dray_host::record::chain::ChainLayer;
 use dray_image::blockmap::AtomicBlockMap;
 use dray_image::{
@@ -152,12 +151,20 @@ impl Fresh {
         maker::remove_leaks(file, &path, room)
     }
 
-    /// It gets its name, durably: by that it is the truth, as soon as nobody is on the raw image.
+    /// It belongs to whom the raw image at `path` belongs.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn give_as(&self, path: &Path) -> io::Result<()> {
+        self.names.give_chain_as(path).map_err(io::Error::other)
+    }
+
+    /// It gets its name and `mode`, durably: by that it is the truth, as soon as nobody is on the raw image.
     ///
     /// # Errors
     /// When a file has the name, or what the file system reports.
-    pub fn name(&self) -> io::Result<()> {
-        self.names.thaw_chain(MODE).map_err(io::Error::other)
+    pub fn name(&self, mode: u32) -> io::Result<()> {
+        self.names.thaw_chain(mode).map_err(io::Error::other)
     }
 
     /// It is of no use: its file goes.
@@ -356,7 +363,7 @@ mod tests {
         let quiet = disk.quiesce(Duration::from_secs(5)).unwrap();
         fresh.copy_rest().unwrap();
         assert!(!dir.path().join("vm.qcow2").exists(), "it has no name before it is asked for");
-        fresh.name().unwrap();
+        fresh.name(0o600).unwrap();
         drop((fresh, quiet));
         let qcow2 = dir.path().join("vm.qcow2");
         assert!(contents(&qcow2) == seen);

@@ -20,7 +20,7 @@ use crate::released::note_made;
 use dray_config::Config;
 use dray_host::abort;
 use dray_host::flat::Purpose;
-use dray_host::record::{CopyState, ImageRecord, MODE, NameKind, Swap};
+use dray_host::record::{CopyState, ImageRecord, NameKind, Swap};
 use dray_host::refusals::random_id;
 use dray_host::registry::{Entry, Registry};
 use dray_image::{ImageNames, Quiesced};
@@ -123,7 +123,7 @@ async fn ask(qmp: &Qmp, entry: &Entry, swap: &Swap) -> io::Result<On> {
     };
     if seen.is_none() && on == On::Chain {
         // The mirror was completed before it could be cancelled: the qcow2 has everything.
-        names(swap)?.thaw_chain(MODE).map_err(io::Error::other)?;
+        names(swap)?.thaw_chain(entry.record().mode).map_err(io::Error::other)?;
     }
     Ok(on)
 }
@@ -183,7 +183,15 @@ pub async fn make_qcow2(
         let allocated = entry.file.allocated_bytes().map_err(io::Error::other)?;
         let place = daemon_place(&config.run_dir, Purpose::Serve, entry.record().id);
         let admits = Arc::clone(config) as _;
-        Fresh::begin(&entry.disk, &path, allocated, place, admits, progress)
+        let raw = entry.record().current_path().map_err(io::Error::other)?;
+        let fresh = Fresh::begin(&entry.disk, &path, allocated, place, admits, progress)?;
+        match fresh.give_as(&raw) {
+            Ok(()) => Ok(fresh),
+            Err(why) => {
+                fresh.discard();
+                Err(why)
+            }
+        }
     })?;
     let made = match block_in_place(|| fresh.copy_most()) {
         Ok(()) => {
@@ -402,7 +410,7 @@ async fn stop_equal(
         let quiet = entry.disk.quiesce(QUIET).map_err(io::Error::other)?;
         fresh.copy_rest()?;
         leaving.check_copied()?;
-        fresh.name()?;
+        fresh.name(entry.record().mode)?;
         Ok((stopped, quiet))
     })
 }
