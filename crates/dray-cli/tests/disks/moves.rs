@@ -271,3 +271,20 @@ fn what_goes_on_again_does_not_give_way() {
     std::fs::remove_file(case.lab.a.pool().join(OTHER)).unwrap();
     case.end().unwrap();
 }
+
+/// The target has forgotten it by then, and nobody else can say that it is over.
+#[test]
+fn a_source_that_ends_as_its_command_returns_knows_that_the_migration_is_over() {
+    let mut lab = Lab::new();
+    std::fs::write(lab.a.pool().join("vm.img"), vec![7; 1 << 20]).unwrap();
+    lab.start();
+    lab.a.add("vm.img");
+    let moved = lab.a.dray(&["migrate", "--image", "vm.img", "--to", "hostb"]);
+    lab.a.kill();
+    assert!(moved.status.success(), "{moved:?}");
+    lab.a.start();
+    wait_for("the end at the source", Duration::from_secs(30), || lab.a.open_migrations() == 0)
+        .unwrap();
+    let watched = lab.a.dray(&["--json", "status"]);
+    assert!(!String::from_utf8_lossy(&watched.stdout).contains("running"), "{watched:?}");
+}

@@ -9,7 +9,9 @@
 //!
 //! The heartbeat of an image also says when its file was changed as far as the agent has seen. A file that was changed
 //! earlier, by more than what a power cut takes back, is an older one: its storage was put back. The agent looks at the
-//! files apart from the touches: a look waits for the storage of the image, which may hang.
+//! files apart from the touches: a look waits for the storage of the image, which may hang. Of an image that comes, a
+//! record says which blocks are here; before it does, the heartbeat says when the file was changed at least, because
+//! that is durable by then ([`Heartbeat::keep`]): a file that was changed earlier has not those blocks.
 
 use dray_files::StatePath;
 use dray_files::files::{BOOT_LEN, Cache, Kind, Look, StateFile};
@@ -29,9 +31,10 @@ const LATE: i64 = 4;
 /// down by then, in seconds.
 const LOST: i64 = 60;
 
-const MAGIC: &[u8; 8] = b"DRAYBEA2";
+const MAGIC: &[u8; 8] = b"DRAYBEA3";
 const SEEN_AT: usize = MAGIC.len() + BOOT_LEN;
-const SUM_AT: usize = SEEN_AT + 16;
+const KEPT_AT: usize = SEEN_AT + 16;
+const SUM_AT: usize = KEPT_AT + 16;
 const LEN: usize = SUM_AT + 8;
 
 /// Seconds since 1970, and nanoseconds.
@@ -52,7 +55,16 @@ struct Watched {
     names: Vec<StatePath>,
     inode: u64,
     id: [u8; BOOT_LEN],
-    seen: Mutex<When>,
+    times: Mutex<Times>,
+}
+
+/// When a file was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Times {
+    /// As far as an agent has seen.
+    seen: When,
+    /// At least: it was durable then.
+    kept: When,
 }
 
 impl Heartbeat {
@@ -62,26 +74,39 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Writes down, in place, that the file was changed at `now`. Whatever the clock did: who has the file open takes it
-    /// as it is.
-    fn note(&self, watched: &Watched, now: When) -> io::Result<()> {
-        let mut seen = watched.seen.lock();
-        if now != *seen {
+    /// Writes down, in place, what `change` makes of when the file was changed. Whatever the clock did: who has the file
+    /// open takes it as it is.
+    fn note(&self, watched: &Watched, change: impl FnOnce(Times) -> Times) -> io::Result<()> {
+        let mut times = watched.times.lock();
+        let now = change(*times);
+        if now != *times {
             self.file.write_at(&encode(&watched.id, now), 0)?;
-            *seen = now;
+            *times = now;
             // The write has set the time of change to that of the clock.
             self.beat()?;
         }
         Ok(())
     }
+
+    /// Makes the file durable with the time at which it was changed, and says in the heartbeat that an older one is
+    /// another: to be called before a record says what is in it.
+    ///
+    /// # Errors
+    /// What the file system reports: an older file may not be told then.
+    pub(crate) fn keep(&self) -> io::Result<()> {
+        let Some(watched) = &self.watched else { return Ok(()) };
+        let Some((name, look)) = watched.find() else { return Ok(()) };
+        // What is written from here on may have a later time, which may not be durable.
+        name.open()?.sync_all()?;
+        self.note(watched, |times| Times { kept: look.touched, ..times })
+    }
 }
 
 impl Watched {
-    /// When the file was changed; none where it cannot be found. Waits for its storage.
-    fn look(&self) -> Option<When> {
-        let looks = self.names.iter().filter_map(|name| name.look().ok());
-        let mut found = looks.filter(|look| look.inode == self.inode);
-        found.next().map(|look| look.touched)
+    /// Where the file is, and how it looks; none where it cannot be found. Waits for its storage.
+    fn find(&self) -> Option<(&StatePath, Look)> {
+        let mut looks = self.names.iter().filter_map(|name| Some((name, name.look().ok()?)));
+        looks.find(|(_, look)| look.inode == self.inode)
     }
 }
 
@@ -90,8 +115,9 @@ fn look_at(heartbeat: &Weak<Heartbeat>) -> io::Result<()> {
     let watched = heartbeat.upgrade().and_then(|held| held.watched.clone());
     let Some(watched) = watched else { return Ok(()) };
     // The heartbeat is not held meanwhile: whoever closes the file ends it.
-    let Some(now) = watched.look() else { return Ok(()) };
-    heartbeat.upgrade().map_or(Ok(()), |held| held.note(&watched, now))
+    let Some((_, now)) = watched.find() else { return Ok(()) };
+    let seen = |times: Times| Times { seen: now.touched, kept: times.kept.min(now.touched) };
+    heartbeat.upgrade().map_or(Ok(()), |held| held.note(&watched, seen))
 }
 
 /// The heartbeats of this agent.
@@ -105,7 +131,7 @@ impl Heartbeats {
     /// # Errors
     /// What the file system reports.
     pub fn make(&self, path: &StatePath, names: &[StatePath]) -> io::Result<Arc<Heartbeat>> {
-        path.replace(&encode(&cache_of(path)?.id(), (0, 0)))?;
+        path.replace(&encode(&cache_of(path)?.id(), Times::default()))?;
         self.begin(path, names)
     }
 
@@ -118,16 +144,18 @@ impl Heartbeats {
         let (file, before) = (path.open()?, path.look()?.changed);
         let (id, bytes) = (cache_of(path)?.id(), file.read()?);
         let found = names.iter().find_map(|name| name.look().ok());
-        let known = decode(&bytes).map_or((0, 0), |beat| beat.seen);
-        let seen = found.map_or(known, |look| look.touched);
-        let now = encode(&id, seen);
+        let known = decode(&bytes).map_or_else(Times::default, |beat| beat.times);
+        // It is taken as it is, also if it is an older one.
+        let times = found
+            .map_or(known, |look| Times { seen: look.touched, kept: known.kept.min(look.touched) });
+        let now = encode(&id, times);
         // In place, into room that is there.
         if bytes != now {
             file.write_at(&now, 0)?;
         }
         let watched = found.map(|look| {
-            let seen = Mutex::new(seen);
-            Arc::new(Watched { names: names.to_vec(), inode: look.inode, id, seen })
+            let times = Mutex::new(times);
+            Arc::new(Watched { names: names.to_vec(), inode: look.inode, id, times })
         });
         let last = Mutex::new(file.touch(before)?);
         let heartbeat = Arc::new(Heartbeat { last, file, watched });
@@ -183,7 +211,8 @@ pub fn is_left(path: &StatePath, file: &Look) -> io::Result<bool> {
 }
 
 /// Whether a file, which looks like that now, is older than an agent has seen it, by its heartbeat at `path`: it is one
-/// of before, as when its storage was put back. Within what a power cut takes back nobody can say so.
+/// of before, as when its storage was put back. Within what a power cut takes back nobody can say so of what was not
+/// [kept](Heartbeat::keep).
 ///
 /// # Errors
 /// What the file system reports, other than that there is no heartbeat.
@@ -192,16 +221,19 @@ pub fn is_put_back(path: &StatePath, file: &Look) -> io::Result<bool> {
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(false),
         read => read?,
     };
-    let seen = decode(&bytes).map_or((0, 0), |beat| beat.seen);
-    Ok(file.kind == Kind::File && file.touched < (seen.0.saturating_sub(LOST), seen.1))
+    let Times { seen, kept } = decode(&bytes).map_or_else(Times::default, |beat| beat.times);
+    let least = kept.max((seen.0.saturating_sub(LOST), seen.1));
+    Ok(file.kind == Kind::File && file.touched < least)
 }
 
-fn encode(id: &[u8; BOOT_LEN], seen: When) -> Vec<u8> {
+fn encode(id: &[u8; BOOT_LEN], times: Times) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(LEN);
     bytes.extend_from_slice(MAGIC);
     bytes.extend_from_slice(id);
-    bytes.extend_from_slice(&seen.0.to_le_bytes());
-    bytes.extend_from_slice(&seen.1.to_le_bytes());
+    for (seconds, nanos) in [times.seen, times.kept] {
+        bytes.extend_from_slice(&seconds.to_le_bytes());
+        bytes.extend_from_slice(&nanos.to_le_bytes());
+    }
     let sum = xxh3_64(&bytes);
     bytes.extend_from_slice(&sum.to_le_bytes());
     bytes
@@ -217,7 +249,7 @@ struct Beat {
     /// The boot, and the life of the file system, in which it was begun last.
     id: [u8; BOOT_LEN],
     /// When the file was changed.
-    seen: When,
+    times: Times,
 }
 
 fn decode(bytes: &[u8]) -> Option<Beat> {
@@ -225,10 +257,11 @@ fn decode(bytes: &[u8]) -> Option<Beat> {
     if xxh3_64(head).to_le_bytes() != sum {
         return None;
     }
-    let (id, seen) = head.strip_prefix(MAGIC)?.split_at_checked(BOOT_LEN)?;
-    let number = |at: usize| Some(i64::from_le_bytes(seen.get(at..at + 8)?.try_into().ok()?));
-    let seen = (number(0)?, number(8)?);
-    Some(Beat { id: id.try_into().ok()?, seen })
+    let (id, times) = head.strip_prefix(MAGIC)?.split_at_checked(BOOT_LEN)?;
+    let number = |at: usize| Some(i64::from_le_bytes(times.get(at..at + 8)?.try_into().ok()?));
+    let when = |at: usize| Some((number(at)?, number(at + 8)?));
+    let times = Times { seen: when(0)?, kept: when(16)? };
+    Some(Beat { id: id.try_into().ok()?, times })
 }
 
 #[cfg(test)]

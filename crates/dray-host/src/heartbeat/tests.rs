@@ -5,7 +5,7 @@ use crate::folder::intent::{Settings, TargetImageIntent, TargetIntent};
 use crate::folder::log::{Folder, Log, SOURCE_JOURNAL, TARGET_INTENT, TARGET_JOURNAL};
 use crate::folder::standing;
 use crate::lineage::{ReplicaNote, stamp_of};
-use crate::record::ImageRecord;
+use crate::record::{CopyState, ImageRecord};
 use crate::registry::Registry;
 use crate::registry::surroundings::tests::Plain;
 use crate::store::Store;
@@ -135,6 +135,8 @@ enum Part {
     Coming,
     /// The same, and this host has promised to serve it.
     Promised,
+    /// This host serves it, and blocks of it are still to come.
+    Filling,
     /// A migration brings it back into the copy that it had left behind.
     Returning,
     /// A migration was to do so, and the agent died before its intent was durable.
@@ -193,13 +195,17 @@ impl Host {
             begin_target(
                 &Folder::create(&self.store(), MIGRATION).unwrap(),
                 &offer,
-                self.part == Part::Promised,
+                matches!(self.part, Part::Promised | Part::Filling),
             );
         }
         let coming = ImageRecord::coming(&offer, PathBuf::from("/pool/disk"), MIGRATION);
-        if matches!(self.part, Part::Coming | Part::Promised) {
+        if matches!(self.part, Part::Coming | Part::Promised | Part::Filling) {
             let entry = registry.make_partial(coming).unwrap();
-            return entry.file.write_at(&[1; LEN as usize], 0, true).unwrap();
+            entry.file.write_at(&[1; LEN as usize], 0, true).unwrap();
+            if self.part == Part::Filling {
+                registry.update(&entry, |record| record.state = CopyState::Owner).unwrap();
+            }
+            return registry.keep_time(&entry);
         }
         let copy = among(&self.disk, PARTIAL);
         copy.replace(&[1; LEN as usize]).unwrap();
@@ -230,7 +236,20 @@ impl Host {
     }
 
     fn comes(&self) -> bool {
-        matches!(self.part, Part::Coming | Part::Promised | Part::Returning | Part::Unbegun)
+        !matches!(self.part, Part::Leaving | Part::Owned)
+    }
+
+    /// Its storage is put back: what was durable when a record named what is in the file is not there any more.
+    fn put_back(&self) {
+        let touched = among(&self.disk, PARTIAL).look().unwrap().touched;
+        let beat = self.store().images().join(format!("{NAME}.beat"));
+        let known = decode(&beat.read().unwrap()).unwrap();
+        assert_eq!(known.times.kept, touched, "it was kept");
+        let kept = (touched.0 + 1, touched.1);
+        let last = beat.look().unwrap().changed;
+        let file = beat.open().unwrap();
+        file.write_at(&encode(&known.id, Times { kept, ..known.times }), 0).unwrap();
+        file.touch(last).unwrap();
     }
 
     fn edit(&self) {
@@ -299,6 +318,27 @@ fn what_was_changed_is_seen_by_every_later_agent_whatever_the_first_one_meets() 
         }
     }
     assert!(runs > 60, "{runs}");
+}
+
+/// Blocks that a record names are not in an older file: they come again, or the image waits.
+#[test]
+fn a_file_that_was_put_back_is_seen_by_every_later_agent_whatever_the_first_one_meets() {
+    let parts = [Part::Coming, Part::Promised, Part::Filling];
+    for (part, fault) in parts.iter().flat_map(|&part| Fault::ALL.map(|fault| (part, fault))) {
+        for call in 1.. {
+            let host = Host::new(part);
+            host.put_back();
+            let met = host.agent_with(fault, call);
+            for _ in 0..2 {
+                assert!(!host.trusts(), "{part:?} {fault:?} at call {call}");
+                host.disk.kill();
+                host.disk.pass(100);
+            }
+            if !met {
+                break;
+            }
+        }
+    }
 }
 
 #[test]
@@ -410,6 +450,33 @@ fn a_file_that_is_older_than_it_was_seen_was_put_back() {
         let _held = Heartbeats::default().begin(&beat, std::slice::from_ref(&file)).unwrap();
         assert!(!is_put_back(&beat, &file.look().unwrap()).unwrap());
     }
+}
+
+/// A record says what is in the file, and that is durable with its time: no time is too short to tell an older one.
+#[test]
+fn a_file_that_is_older_than_what_a_record_names_is_told_at_once() {
+    let disk = disk();
+    let (beat, file) = (among(&disk, BEAT), among(&disk, "/pool/disk"));
+    file.replace(&[1; 16]).unwrap();
+    let heartbeats = Heartbeats::default();
+    let held = heartbeats.make(&beat, std::slice::from_ref(&file)).unwrap();
+    let before = file.look().unwrap();
+    disk.pass(1);
+    edit(&disk, "/pool/disk");
+    assert!(!is_put_back(&beat, &before).unwrap(), "no record names what was written");
+    held.keep().unwrap();
+    let kept = file.look().unwrap();
+    disk.pass(1);
+    edit(&disk, "/pool/disk");
+    heartbeats.look();
+    drop(held);
+    assert!(is_put_back(&beat, &before).unwrap());
+    assert!(!is_put_back(&beat, &kept).unwrap(), "what came after the record may be lost");
+    assert!(!is_put_back(&beat, &file.look().unwrap()).unwrap());
+    // Who opens an older one has drawn the consequence.
+    let held = Heartbeats::default().begin(&beat, std::slice::from_ref(&file)).unwrap();
+    drop(held);
+    assert!(!is_put_back(&beat, &file.look().unwrap()).unwrap());
 }
 
 /// Whatever a pool does, the other images go on.

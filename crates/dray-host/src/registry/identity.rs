@@ -122,11 +122,40 @@ impl Registry {
 
     /// Whether the file of an image that is not open here is, or may be, an older one than agents have seen.
     pub(crate) fn is_put_back(&self, record: &ImageRecord) -> bool {
-        let path = found_at(&self.store, record).filter(|_| has_heartbeat(record));
-        let is_older = path.map(|path| {
-            heartbeat::is_put_back(&heartbeat_path(&self.store, &record.name), &path.look()?)
-        });
-        is_older.transpose().map_or(true, |older| older == Some(true))
+        self.is_older(record).unwrap_or(true)
+    }
+
+    /// Whether the file of an image that is not open here is an older one than agents have seen.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    fn is_older(&self, record: &ImageRecord) -> io::Result<bool> {
+        match found_at(&self.store, record) {
+            Some(path) if has_heartbeat(record) => {
+                heartbeat::is_put_back(&heartbeat_path(&self.store, &record.name), &path.look()?)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether the file of an image of which blocks are still missing here, and which this host serves, is an older one:
+    /// what has arrived since is not in it.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub(super) fn lacks_what_arrived(&self, record: &ImageRecord) -> io::Result<bool> {
+        let fills = record.state == CopyState::Owner && record.place == NameKind::Partial;
+        Ok(fills && self.is_older(record)?)
+    }
+
+    /// Before a record says which blocks of an image that comes are here: its file is durable, with the time at which it
+    /// was changed, so that an older file is not taken for it.
+    pub fn keep_time(&self, entry: &Entry) {
+        let kept = entry.heartbeat().map_or(Ok(()), |heartbeat| heartbeat.keep());
+        if let Err(why) = kept {
+            let image = entry.record().name;
+            tracing::debug!(image, %why, "cannot note when the file of an image was changed");
+        }
     }
 
     /// Another program may have written to the file of an image that was about to return. Whatever becomes of its
@@ -203,7 +232,7 @@ impl Registry {
             CopyState::Owner => has_own_file(record) && self.is_handed_over(record)?,
             CopyState::Replica => false,
         };
-        Ok(moves && !self.is_left(record)?)
+        Ok(moves && (!self.is_left(record)? || self.is_older(record)?))
     }
 
     fn is_handed_over(&self, record: &ImageRecord) -> io::Result<bool> {

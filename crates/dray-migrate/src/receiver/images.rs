@@ -454,7 +454,9 @@ impl TargetImages {
         let work = move || {
             let settled = |entry: &Arc<Entry>| match entry.record().in_place {
                 Some(_) => registry.check_in_place(entry).map_err(|why| why.to_string().into()),
-                None => settle(&*entry.file).map_err(|why| fault(&why)),
+                None => settle(&*entry.file)
+                    .map(|()| registry.keep_time(entry))
+                    .map_err(|why| fault(&why)),
             };
             entries.iter().try_for_each(settled)
         };
@@ -463,11 +465,15 @@ impl TargetImages {
 
     /// Data sync and a durable record of what is present, in a thread; answers `Checkpointed`.
     pub fn checkpoint(&self, id: u64) {
-        let disks: Vec<_> = self.all.iter().map(|open| Arc::clone(&open.entry.disk)).collect();
+        let entries: Vec<_> = self.all.iter().map(|open| Arc::clone(&open.entry)).collect();
+        let registry = Arc::clone(&self.registry);
         let work = move || {
-            let synced = disks.iter().try_for_each(|disk| disk.checkpoint());
+            let synced = entries.iter().try_for_each(|entry| {
+                registry.keep_time(entry);
+                entry.disk.checkpoint()
+            });
             synced.map_err(Why::of)?;
-            match disks.iter().map(|disk| disk.missing_count()).sum::<u64>() {
+            match entries.iter().map(|entry| entry.disk.missing_count()).sum::<u64>() {
                 0 => Ok(()),
                 missing => Err(format!("{missing} blocks are still missing").into()),
             }

@@ -275,6 +275,7 @@ impl SourceLoop {
     /// done has forgotten it after `Bye`.
     pub(super) fn session_refused(&mut self, number: u64, why: NetError) {
         if self.is_done() && !self.is_unfinished() {
+            self.tell_finished();
             return self.part();
         }
         if !self.owns() {
@@ -380,12 +381,17 @@ impl SourceLoop {
 
     /// All is done here too: the target may forget the migration.
     pub(super) fn say_bye(&mut self) {
+        self.tell_finished();
+        self.say(&ToTargetShell::Bye);
+    }
+
+    /// Tells those who watch the migration that it is over.
+    fn tell_finished(&mut self) {
         if let Some(engine) = &self.engine {
             self.report.observe(&engine.status());
         }
         self.report.told(&ToSourceShell::Finished);
         self.tell(ToTask::Shell(ToSourceShell::Finished));
-        self.say(&ToTargetShell::Bye);
     }
 
     /// What the link has carried is what the next migration can reckon with.

@@ -16,25 +16,26 @@ use crate::folder::log::Folder;
 use crate::folder::standing;
 use crate::lineage::{ReplicaNote, stamp_of};
 use crate::record::{CopyState, ImageRecord};
+use crate::store::Store;
 use dray_engine::lineage::Stamp;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-const BY_ANOTHER: &str = "by another program while no agent had it open";
+const BY_ANOTHER: &str = "was changed by another program, or put back, while no agent had it open";
 
 /// The file of a copy is not as it was left.
 #[derive(Debug)]
 pub(super) struct Changed {
     path: PathBuf,
-    when: String,
+    what: String,
     hint: String,
 }
 
 impl fmt::Display for Changed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
-        write!(f, "{path} was changed {}", self.when)
+        write!(f, "{path} {}", self.what)
     }
 }
 
@@ -52,7 +53,7 @@ impl Changed {
                 "; or, if it holds what it held: `touch -d @{seconds}.{nanos:09} {path}`"
             ));
         }
-        Self { path, when: "after the image was handed over".to_owned(), hint }
+        Self { path, what: "was changed after the image was handed over".to_owned(), hint }
     }
 
     /// Of an image that comes, or that was just handed over: nothing tells what was changed.
@@ -69,15 +70,25 @@ impl Changed {
                 format!("what was received cannot be told from what was changed: {out}")
             }
         };
-        Self { path, when: BY_ANOTHER.to_owned(), hint }
+        Self { path, what: BY_ANOTHER.to_owned(), hint }
+    }
+
+    /// Of an image of which blocks are still missing: those that are noted as here are not all in the file.
+    fn put_back(store: &Store, record: &ImageRecord, path: PathBuf) -> Self {
+        let peer = record.migration.and_then(|id| intent::peer(&Folder::of(store, id)));
+        let back = left::way_back(peer.as_deref().unwrap_or("its source"), &record.name);
+        let hint = format!("put the newest state of the storage back, if there is one; or {back}");
+        let what = "is older than what was noted of it: its storage was put back while blocks of the \
+                    image were still to come";
+        Self { path, what: what.to_owned(), hint }
     }
 
     /// Of an image that comes: all of it would be received again, and that cannot be noted.
     fn unnoted(path: PathBuf, why: &io::Error) -> Self {
-        let when = format!("{BY_ANOTHER}, and the agent cannot note that: {why}");
+        let what = format!("{BY_ANOTHER}, and the agent cannot note that: {why}");
         let hint = "see to it that the state directory and the file can be written; the agent tries again by itself, \
                     and then receives the image anew";
-        Self { path, when, hint: hint.to_owned() }
+        Self { path, what, hint: hint.to_owned() }
     }
 
     /// What is said of its image.
@@ -120,6 +131,9 @@ pub(super) fn refuse(registry: &Registry, record: &ImageRecord) -> io::Result<Op
             }
         };
     }
+    if registry.lacks_what_arrived(record)? {
+        return Err(io::Error::other(Changed::put_back(store, record, path.path().to_owned())));
+    }
     let Some(note) = note_of(record) else { return Ok(None) };
     let now = stamp_of(&path)?;
     if now.changed <= note.stamp.changed {
@@ -140,7 +154,7 @@ pub(super) fn begin_anew(entry: &Entry, doubt: &Doubt) -> io::Result<()> {
     let image = &record.name;
     tracing::warn!(
         image,
-        "another program has changed its file: the agent receives all of the image anew"
+        "another program has changed its file, or put it back: the agent receives all of the image anew"
     );
     let done = doubt.record().and_then(|()| match doubt.promised {
         true => Ok(()),
