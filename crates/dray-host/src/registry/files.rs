@@ -132,7 +132,7 @@ impl Registry {
 
 fn other_file(path: &Path) -> io::Error {
     let shown = path.display();
-    io::Error::other(format!("{shown} is not the file that is served"))
+    io::Error::other(format!("another file is at {shown} than the one that is served"))
 }
 
 /// Whether both are the same file or device. On a simulated disk nothing is renamed by others.
