@@ -43,6 +43,7 @@ mod peers;
 mod reference;
 pub mod start;
 mod typed;
+pub mod unit;
 
 pub use backup::{BackupPlace, BackupStore};
 use dray_host::pool::{self, PathError, Pool, PoolIo};

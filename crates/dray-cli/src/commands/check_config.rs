@@ -12,6 +12,7 @@ const EXAMPLES: &str = "\
 Examples:
   dray check-config                                /etc/dray/dray.toml
   dray check-config --config ./dray.toml
+  dray check-config --systemd > /etc/systemd/system/dray.service.d/paths.conf
 
 The command also checks that pools, certificates and the keys of backup repositories exist,
 that the certificates are valid, and that only their owner can read the keys. It starts nothing
@@ -25,6 +26,9 @@ pub struct Args {
     /// Configuration file
     #[arg(long, value_name = "FILE", default_value = DEFAULT_PATH)]
     config: PathBuf,
+    /// Print a drop-in for the systemd unit, with which the agent can write only to what the configuration names
+    #[arg(long)]
+    systemd: bool,
 }
 
 /// Reads the configuration file and prints what is wrong with it, each problem with its line.
@@ -45,7 +49,12 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
         return Err(refused(&file, &problems, &would_do(start.as_ref())));
     }
     let config = start.map(|start| start.config);
-    let Some(Config { name, pools, peers, .. }) = config else { return Ok(ExitCode::FAILURE) };
+    let Some(config) = config else { return Ok(ExitCode::FAILURE) };
+    if args.systemd {
+        output.text(&dray_config::unit::drop_in(&config));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Config { name, pools, peers, .. } = config;
     let pools: Vec<String> = pools.into_iter().map(|pool| pool.name).collect();
     let peers: Vec<String> = peers.all().iter().map(|peer| peer.name.clone()).collect();
     let result = json!({ "result": "good", "name": name, "pools": pools, "peers": peers });
