@@ -9,25 +9,52 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
+/// The way to who answers.
+pub(crate) trait Way: Send + Sync {
+    /// The peer's name.
+    fn peer(&self) -> &str;
+
+    /// Asks one thing.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a question that no peer would take; whatever else keeps the answer away.
+    fn ask(&self, ask: &Ask, body: &[u8]) -> io::Result<(Answer, Vec<u8>)>;
+}
+
+impl Way for Questions {
+    fn peer(&self) -> &str {
+        self.peer()
+    }
+
+    fn ask(&self, ask: &Ask, body: &[u8]) -> io::Result<(Answer, Vec<u8>)> {
+        self.ask(ask, body)
+    }
+}
+
 /// The store.
 pub struct PeerStore {
-    questions: Questions,
+    way: Box<dyn Way>,
     /// Put before every name; empty or ending in a slash.
     prefix: String,
 }
 
 impl fmt::Debug for PeerStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "dray://{}/{}", self.questions.peer(), self.prefix)
+        write!(f, "dray://{}/{}", self.way.peer(), self.prefix)
     }
 }
 
 impl PeerStore {
     /// The store at `peer` below `folder`.
     pub fn new(identity: Identity, peer: &str, address: &str, folder: &str) -> Self {
+        Self::on(Questions::new(identity, peer, address, StreamKind::Store), folder)
+    }
+
+    /// The store at the end of `way` below `folder`.
+    pub(crate) fn on(way: impl Way + 'static, folder: &str) -> Self {
         let folder = folder.trim_matches('/');
         let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-        Self { questions: Questions::new(identity, peer, address, StreamKind::Store), prefix }
+        Self { way: Box::new(way), prefix }
     }
 
     fn name(&self, name: &str) -> String {
@@ -35,14 +62,14 @@ impl PeerStore {
     }
 
     fn ask(&self, ask: &Ask, body: &[u8]) -> Result<(Answer, Vec<u8>)> {
-        match self.questions.ask(ask, body) {
+        match self.way.ask(ask, body) {
             Ok((Answer::Failed { kind, why }, _)) => Err(Error::new(kind_of(kind), why)),
             Ok(answer) => Ok(answer),
             Err(why) if why.kind() == io::ErrorKind::InvalidInput => {
                 Err(Error::invalid(why.to_string()))
             }
             Err(why) => {
-                let what = format!("{} cannot be asked", self.questions.peer());
+                let what = format!("{} cannot be asked", self.way.peer());
                 Err(Error::unavailable(what, why))
             }
         }
@@ -50,7 +77,7 @@ impl PeerStore {
 
     fn unexpected(&self) -> Error {
         Error::unavailable(
-            format!("the answer of {} does not fit the question", self.questions.peer()),
+            format!("the answer of {} does not fit the question", self.way.peer()),
             "protocol",
         )
     }

@@ -6,6 +6,8 @@
 //! those of which its `[[peer]]` says that it may read them: their names begin with `@PEER/`.
 
 mod shelf;
+#[cfg(test)]
+mod tests;
 
 use dray_backup::{Error, Kind, Object, Put, Result, Store};
 use dray_host::abort;
