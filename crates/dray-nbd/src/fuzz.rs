@@ -203,7 +203,8 @@ fn talk(input: Vec<u8>) -> (io::Result<bool>, Vec<u8>) {
     let script = Script::new(input);
     let mut inbound = Inbound::new(Arc::clone(&script) as Arc<dyn Channel>);
     let door = Door::new(&One, Client::default(), OPEN_PATIENCE, &|_| false);
-    let end = negotiate(&mut inbound, door, (&Tls::Off, None), || false, |_| Some(()));
+    let tls = (&Tls::Off, None);
+    let end = negotiate(&mut inbound, door, tls, || false, || {}, |_| Some(()));
     let end = end.map(|end| end.is_some());
     let output = script.output.lock().unwrap().clone();
     (end, output)

@@ -37,8 +37,8 @@ pub const NEGOTIATION_TIME: Duration = Duration::from_secs(30);
 /// multi-connection clients about four.
 pub const MAX_CONNECTIONS: usize = 512;
 
-/// Connections from one address that use no export yet. A client opens a handful at once; whoever opens more and
-/// says nothing must leave room for others.
+/// Connections from one address that use no export yet and have shown no certificate. A client opens a handful at
+/// once; whoever opens more and says nothing must leave room for others.
 pub const MAX_STRANGERS: usize = 64;
 
 /// Requests that wait are done in pieces of this size, and hold no more memory than a piece: long

@@ -16,7 +16,8 @@ fn invalid(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Negotiates until the client may send requests; `None` when it leaves before that. `enter` is
+/// Negotiates until the client may send requests; `None` when it leaves before that. `proved` is
+/// called when it has shown a good certificate. `enter` is
 /// called before the client learns that it may, and may still turn it away with `None`. Once
 /// `is_closing`, the client is not answered any more: whatever the answer, it would be of a server
 /// that leaves, and clients take a refusal for the last word.
@@ -28,6 +29,7 @@ pub(crate) fn negotiate<T>(
     door: Door<'_>,
     (tls, guests): (&Tls, Option<&Arc<dyn GuestList>>),
     is_closing: impl Fn() -> bool,
+    proved: impl Fn(),
     enter: impl FnOnce(&Agreed) -> Option<T>,
 ) -> io::Result<Option<(Box<Agreed>, T)>> {
     let deadline = Instant::now() + NEGOTIATION_TIME;
@@ -61,6 +63,9 @@ pub(crate) fn negotiate<T>(
                 send(inbound, &mut dialogue.out)?;
                 let certificate = start_tls(inbound, tls, deadline)?;
                 dialogue.tls_is_active();
+                if certificate.is_some() {
+                    proved();
+                }
                 if let Some(guests) = guests {
                     let guests = Arc::clone(guests);
                     dialogue.door.limit(move |export| match &certificate {

@@ -29,21 +29,22 @@ struct Entry {
     export: Option<String>,
     /// Where it comes from, over TCP.
     address: Option<IpAddr>,
+    /// It has shown a certificate that was found good.
+    proved: bool,
     /// Its grace was over once: nobody waits for it again.
     cut: bool,
 }
 
 impl Live {
-    /// Connections from an address that use no export yet.
+    /// Strangers from an address.
     fn strangers_from(&self, address: IpAddr) -> usize {
-        let is_one = |entry: &&Entry| entry.address == Some(address) && entry.export.is_none();
+        let is_one = |entry: &&Entry| entry.address == Some(address) && entry.is_stranger();
         self.entries.values().filter(is_one).count()
     }
 
-    /// Gives up the place of the connection over TCP that has used no export for longest. False when there is none.
+    /// Gives up the place of the stranger who has been here for longest. False when there is none.
     fn drop_a_stranger(&mut self) -> bool {
-        let strangers =
-            self.entries.iter().filter(|(_, e)| e.address.is_some() && e.export.is_none());
+        let strangers = self.entries.iter().filter(|(_, entry)| entry.is_stranger());
         let Some(oldest) = strangers.map(|(id, _)| *id).min() else { return false };
         if let Some(mut entry) = self.entries.remove(&oldest) {
             entry.cut();
@@ -53,6 +54,11 @@ impl Live {
 }
 
 impl Entry {
+    /// Whether it has come over TCP, and nobody knows yet who it is: it has no export and has shown no certificate.
+    fn is_stranger(&self) -> bool {
+        self.address.is_some() && self.export.is_none() && !self.proved
+    }
+
     fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.socket.stop_receiving();
@@ -100,6 +106,7 @@ impl Roster {
             closing: Arc::clone(&closing),
             export: None,
             address,
+            proved: false,
             cut: false,
         };
         live.entries.insert(id, entry);
@@ -152,6 +159,13 @@ impl Roster {
 }
 
 impl RosterEntry {
+    /// Notes that the client has shown a certificate that was found good.
+    pub(crate) fn has_proved_itself(&self) {
+        if let Some(entry) = self.roster.live().entries.get_mut(&self.id) {
+            entry.proved = true;
+        }
+    }
+
     /// Notes which export the connection uses.
     pub(crate) fn uses(&self, export: &str) {
         if let Some(entry) = self.roster.live().entries.get_mut(&self.id) {
@@ -164,5 +178,34 @@ impl Drop for RosterEntry {
     fn drop(&mut self) {
         self.roster.live().entries.remove(&self.id);
         self.roster.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn who_has_shown_a_certificate_is_no_stranger() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let roster = Arc::new(Roster::default());
+        let mut clients = Vec::new();
+        let mut come = |max| {
+            clients.push(TcpStream::connect(address).unwrap());
+            roster.enter(&Arc::new(Socket::Tcp(listener.accept().unwrap().0)), max)
+        };
+        let places: Vec<_> = (0..MAX_STRANGERS).map(|_| come(usize::MAX).unwrap()).collect();
+        assert!(come(usize::MAX).is_none(), "that is the share of one address");
+        places.iter().for_each(RosterEntry::has_proved_itself);
+        let silent = come(usize::MAX).expect("those before it are known");
+        // The stranger goes for somebody else, and nobody goes after that.
+        let max = MAX_STRANGERS + 1;
+        let next = come(max).expect("there was a stranger");
+        assert!(!roster.live().entries.contains_key(&silent.id));
+        next.has_proved_itself();
+        assert!(come(max).is_none());
+        assert_eq!(roster.len(), max);
     }
 }

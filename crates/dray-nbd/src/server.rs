@@ -237,8 +237,9 @@ impl Service {
         let door = Door::new(exports, line.client, OPEN_PATIENCE, &pause);
         let is_closing = || line.is_closing();
         let enter = |agreed: &Agreed| self.enter(place, &line, agreed);
+        let tls = (tls, self.guests.as_ref());
         let Some((agreed, attachment)) =
-            negotiate(&mut inbound, door, (tls, self.guests.as_ref()), is_closing, enter)?
+            negotiate(&mut inbound, door, tls, is_closing, || place.has_proved_itself(), enter)?
         else {
             return Ok(());
         };

@@ -2,7 +2,7 @@
 
 use crate::attacker::{Attacker, lab, start};
 use crate::lab::ALL_RIGHTS;
-use crate::remote::before_tls;
+use crate::remote::{Remote, before_tls};
 use dray_net::NetErrorKind;
 use dray_types::ErrorKind;
 use dray_wire::StreamKind;
@@ -43,4 +43,12 @@ fn strangers_do_not_take_all_places_of_remote_clients() {
     drop(silent);
     let room = || before_tls(&address).is_ok();
     crate::lab::wait_for("room", std::time::Duration::from_secs(10), room).unwrap();
+    // Who has shown one is no stranger, whatever else comes from its address.
+    let known = |_| {
+        let mut known = Remote::connect(&lab, "hostb", &address).unwrap();
+        known.list().unwrap();
+        known
+    };
+    let _known: Vec<_> = (0..64).map(known).collect();
+    before_tls(&address).expect("nobody there is a stranger");
 }
