@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 /// A stream that nobody has used for this long is not used any more: the peer may have restarted.
 const UNUSED: Duration = Duration::from_secs(10);
-/// Who answers ends a stream on which nothing has come for this long: it has a thread. Nobody would have used it
-/// again.
+/// Who answers ends a stream on which nothing has come, or nothing of an answer was taken, for this long: it has a
+/// thread, and holds the answer in memory. Nobody would have used it again.
 pub const IDLE: Duration = Duration::from_secs(60);
 
 /// The way to a peer.

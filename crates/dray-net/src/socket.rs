@@ -11,7 +11,7 @@ use std::io::{self, IoSlice, Read, Write};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Bytes read from the kernel at once. Larger ones fall out of the second-level cache.
@@ -74,6 +74,8 @@ pub(crate) struct Socket<T> {
     ready: std::ops::Range<usize>,
     count: Count,
     pub(crate) silence: Silence,
+    /// How long a peer that is there may take nothing; for ever if it is absent. Only a thread that blocks asks.
+    pub(crate) patience: Option<Duration>,
 }
 
 impl<T> Socket<T> {
@@ -112,6 +114,7 @@ impl Socket<tokio::net::TcpStream> {
             ready: 0..0,
             count: Count::default(),
             silence: Silence::default(),
+            patience: None,
         }
     }
 
@@ -120,21 +123,26 @@ impl Socket<tokio::net::TcpStream> {
         let tcp = self.tcp.into_std()?;
         tcp.set_nonblocking(false)?;
         tcp.set_write_timeout(Some(silence::LOOK))?;
-        let Self { buffer, ready, count, silence, .. } = self;
-        Ok(Socket { tcp, buffer, ready, count, silence })
+        let Self { buffer, ready, count, silence, patience, .. } = self;
+        Ok(Socket { tcp, buffer, ready, count, silence, patience })
     }
 }
 
 impl Socket<std::net::TcpStream> {
-    /// Writes, for as long as the peer takes what it is sent.
+    /// Writes as much as the peer takes, and waits for it to take something.
     fn try_write(
         &mut self,
         write: impl Fn(&mut std::net::TcpStream) -> io::Result<usize>,
     ) -> io::Result<usize> {
+        let begun = Instant::now();
         loop {
             match write(&mut self.tcp) {
                 Err(why) if why.kind() == io::ErrorKind::WouldBlock => {
                     self.silence.look(&self.tcp)?;
+                    if self.patience.is_some_and(|patience| begun.elapsed() >= patience) {
+                        let what = "the peer takes nothing of what it is sent";
+                        return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+                    }
                 }
                 done => {
                     let count = done?;

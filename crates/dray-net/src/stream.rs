@@ -176,11 +176,13 @@ impl BlockingStream {
         &self.peer
     }
 
-    /// How long nothing may come before a read fails; for ever if this is not called.
+    /// How long nothing may come before a read fails, and the peer take nothing before a write fails; for ever if
+    /// this is not called.
     ///
     /// # Errors
     /// `Local` when the socket does not take it.
-    pub fn limit_reads(&self, limit: Duration) -> Result<(), NetError> {
+    pub fn limit_waits(&mut self, limit: Duration) -> Result<(), NetError> {
+        either!(&mut self.tls, stream => stream.sock.patience = Some(limit));
         let set = self.tls.tcp().set_read_timeout(Some(limit));
         set.map_err(|why| NetError::new(NetErrorKind::Local, format!("limit a socket: {why}")))
     }

@@ -91,7 +91,7 @@ impl Agent {
         question: Question,
     ) -> Result<(), NetError> {
         let mut stream = stream.into_blocking()?;
-        stream.limit_reads(IDLE)?;
+        stream.limit_waits(IDLE)?;
         let agent = Arc::clone(self);
         let work = move || {
             let _question = question;

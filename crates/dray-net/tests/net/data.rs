@@ -522,3 +522,17 @@ async fn a_peer_that_is_slow_to_read_is_waited_for() {
     let runs = events.iter().filter(|event| matches!(event, Event::Run(..))).count();
     assert_eq!((runs, events.len()), (64, 65), "{events:?}");
 }
+
+/// Who reads nothing would keep a thread, and the answer in memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_takes_no_answer_is_not_waited_for_without_end() {
+    let lab = Lab::new();
+    let (stream, _far) = lab.pair(StreamKind::Store).await;
+    let mut stream = stream.into_blocking().unwrap();
+    stream.limit_waits(Duration::from_secs(1)).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(stream.write_both(&[], &vec![0; 32 << 20])));
+    let written = tokio::task::block_in_place(|| told.recv_timeout(Duration::from_secs(30)));
+    let why = written.expect("it is waited for").unwrap_err();
+    assert_eq!(why.kind(), std::io::ErrorKind::TimedOut, "{why}");
+}

@@ -5,15 +5,17 @@
 //! Each peer has a [`Shelf`] of its own, a folder with the name in its certificate, and sees no other, except
 //! those of which its `[[peer]]` says that it may read them: their names begin with `@PEER/`.
 
+mod listing;
 mod shelf;
 #[cfg(test)]
 mod tests;
 
-use dray_backup::{Error, Kind, Object, Put, Result, Store};
+use dray_backup::{Error, Kind, Put, Result, Store};
 use dray_host::abort;
 use dray_net::questions::{IDLE, read_at_most};
 use dray_net::{BlockingStream, NetError, NetErrorKind, Stream};
-use dray_wire::store::{self, Answer, Ask, Listed, MAX_OBJECT, Refusal};
+use dray_wire::store::{self, Answer, Ask, MAX_OBJECT, Refusal};
+use listing::Listing;
 use parking_lot::Mutex;
 pub use shelf::Shelf;
 use std::collections::HashMap;
@@ -107,7 +109,7 @@ impl Offer {
         let local =
             |why: String| NetError::new(NetErrorKind::Local, format!("offer a store: {why}"));
         let mut stream = stream.into_blocking()?;
-        stream.limit_reads(IDLE)?;
+        stream.limit_waits(IDLE)?;
         let offer = Arc::clone(self);
         let work = move || {
             let _counted = counted;
@@ -128,6 +130,8 @@ impl Offer {
 fn answer_all(stream: &mut BlockingStream, view: &View<'_>) -> io::Result<()> {
     while let Some((ask, body)) = read_at_most::<Ask>(stream, MAX_ASK, MAX_OBJECT as usize)? {
         abort::before(|| vec!["store-answer".to_owned()]);
+        // A list may be long, and is in memory until the peer has taken it: one at a time for each peer.
+        let _turn = matches!(ask, Ask::List { .. }).then(|| view.own.listing.lock());
         let (answer, bytes) = view.answer(ask, &body);
         let head = store::encode(&answer, bytes.len()).map_err(io::Error::other)?;
         stream.write_both(&head, &bytes)?;
@@ -186,13 +190,9 @@ impl View<'_> {
             Ask::List { prefix } => {
                 let (shelf, rest) = self.find(&prefix)?;
                 let before = &prefix[..prefix.len() - rest.len()];
-                let listed = |object: Object| Listed {
-                    name: format!("{before}{}", object.name),
-                    bytes: object.bytes,
-                    age_ms: object.age.as_millis() as u64,
-                };
-                let objects = shelf.objects.list(rest)?;
-                (Answer::Objects(objects.into_iter().map(listed).collect()), Vec::new())
+                let mut listing = Listing::new(&prefix, before);
+                shelf.objects.for_each(rest, &mut |object| listing.add(object))?;
+                (Answer::Objects(listing.done()), Vec::new())
             }
             Ask::Delete { name } => {
                 self.own(&name)?.delete(&name)?;

@@ -46,6 +46,8 @@ pub struct Shelf {
     count: Mutex<Count>,
     /// Held during a look; `count` is not, so that nobody else waits for it.
     looking: Mutex<()>,
+    /// Held while the peer is given a list.
+    pub(super) listing: Mutex<()>,
     /// Held during a deletion: what is measured is what is removed.
     deleting: Mutex<()>,
 }
@@ -61,6 +63,7 @@ impl Shelf {
             rules,
             count: Mutex::default(),
             looking: Mutex::default(),
+            listing: Mutex::default(),
             deleting: Mutex::default(),
         })
     }
