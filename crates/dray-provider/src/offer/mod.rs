@@ -7,6 +7,7 @@
 
 mod listing;
 mod shelf;
+mod shelves;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +19,7 @@ use dray_wire::store::{self, Answer, Ask, MAX_OBJECT, Refusal};
 use listing::Listing;
 use parking_lot::Mutex;
 pub use shelf::Shelf;
-use std::collections::HashMap;
+use shelves::Shelves;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,7 +49,7 @@ pub struct StoreRules {
 pub struct Offer {
     root: PathBuf,
     rules: StoreRules,
-    shelves: Mutex<HashMap<String, Arc<Shelf>>>,
+    shelves: Shelves,
     swept: Mutex<Option<Instant>>,
 }
 
@@ -63,19 +64,13 @@ struct View<'a> {
 impl Offer {
     /// The store in `root`.
     pub fn new(root: &Path, rules: StoreRules) -> Self {
-        Self { root: root.to_owned(), rules, shelves: Mutex::default(), swept: Mutex::default() }
+        Self { root: root.to_owned(), rules, shelves: Shelves::default(), swept: Mutex::default() }
     }
 
     /// The shelf of a peer. All of its streams share one, and so what is counted.
     fn shelf(&self, peer: &str) -> Result<Arc<Shelf>> {
         let name = peer.to_ascii_lowercase();
-        let mut shelves = self.shelves.lock();
-        if let Some(shelf) = shelves.get(&name) {
-            return Ok(Arc::clone(shelf));
-        }
-        let shelf = Arc::new(Shelf::open(&self.root.join(&name), self.rules.clone())?);
-        shelves.insert(name, Arc::clone(&shelf));
-        Ok(shelf)
+        self.shelves.get(&name, || Shelf::open(&self.root.join(&name), self.rules.clone()))
     }
 
     /// Removes what peers have deleted long ago, also of peers that do not come any more. Does it once in a

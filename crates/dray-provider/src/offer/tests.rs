@@ -25,7 +25,7 @@ impl Way for Direct {
     }
 }
 
-fn rules(append_only: bool) -> StoreRules {
+pub(super) fn rules(append_only: bool) -> StoreRules {
     let keep_deleted = Duration::from_secs(3600);
     StoreRules { append_only, keep_deleted, max_bytes: None, max_objects: 1000 }
 }
