@@ -91,10 +91,7 @@ impl Shelf {
         let until = SystemTime::now().checked_sub(self.rules.keep_deleted);
         let until = until.unwrap_or(SystemTime::UNIX_EPOCH);
         self.objects.sweep(until, &mut |len| found.add(len))?;
-        self.objects.for_each("", &mut |object| {
-            found.add(object.bytes);
-            Ok(())
-        })?;
+        self.objects.measure(&mut |len| found.add(len))?;
         let mut count = self.count.lock();
         found.add_all(count.since);
         count.there = found;

@@ -1,7 +1,7 @@
 //! A directory as a store.
 //!
 //! An object is written under a temporary name, synced, and renamed to its own unless that exists;
-//! then the folder is synced. A crash leaves the object whole or not at all, and perhaps a file in
+//! then its folder is synced, and those above. A crash leaves the object whole or not at all, and perhaps a file in
 //! `.tmp`, which a later opening removes once it is a day old: no upload takes that long.
 //!
 //! Only regular files are objects. What is put away lies in `.deleted` as NAME.MILLISECONDS, the time of that,
@@ -17,6 +17,9 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+
+#[cfg(test)]
+mod tests;
 
 const TEMPORARY: &str = ".tmp";
 /// Where what is put away lies. No name of an object begins with a dot.
@@ -41,7 +44,7 @@ impl LocalStore {
     /// `Unavailable`: the directory cannot be made or read.
     pub fn open(root: &Path) -> Result<Self> {
         let store = Self { root: root.to_path_buf() };
-        store.make_folder(&root.join(TEMPORARY)).map_err(|e| failed("cannot create", root, e))?;
+        make_folder(&root.join(TEMPORARY)).map_err(|e| failed("cannot create", root, e))?;
         store.clean().map_err(|e| failed("cannot read", root, e))?;
         Ok(store)
     }
@@ -62,19 +65,12 @@ impl LocalStore {
         Ok(self.root.join(name))
     }
 
-    /// Creates a folder and those above it, each durable in its parent.
-    fn make_folder(&self, folder: &Path) -> io::Result<()> {
-        if folder.is_dir() {
-            return Ok(());
-        }
-        if let Some(parent) = folder.parent() {
-            self.make_folder(parent)?;
-        }
-        match fs::create_dir(folder) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
-            _ => {}
-        }
-        sync_folder(folder.parent())
+    /// Makes the name of a file durable, and those of the folders that lead to it. Also of folders that were there
+    /// already: whoever has made one, another thread or a program that was killed, may not have synced the one above.
+    fn sync_name(&self, file: &Path) -> io::Result<()> {
+        let mut folders =
+            file.ancestors().skip(1).take_while(|folder| folder.starts_with(&self.root));
+        folders.try_for_each(|folder| absent_is_fine(sync_folder(Some(folder))))
     }
 
     fn write_temporary(&self, bytes: &[u8]) -> io::Result<PathBuf> {
@@ -96,7 +92,7 @@ impl LocalStore {
             absent_is_fine(fs::remove_file(&temporary))?;
         }
         // Also when it existed: whoever created it may not have synced the folder yet.
-        absent_is_fine(sync_folder(path.parent()))?;
+        self.sync_name(path)?;
         placed
     }
 
@@ -106,7 +102,7 @@ impl LocalStore {
         let folder = to.parent().unwrap_or(&self.root);
         let mut tries = 0;
         loop {
-            let placed = self.make_folder(folder).and_then(|()| rename_new(from, to));
+            let placed = create_folders(folder).and_then(|()| rename_new(from, to));
             let lost = matches!(&placed, Err(e) if e.kind() == io::ErrorKind::NotFound);
             if !lost || tries == FOLDER_TRIES || regular(from)?.is_none() {
                 return placed;
@@ -160,7 +156,7 @@ impl LocalStore {
                 away => away?,
             };
             // In this order: after a power cut it may be in both folders, but never in none.
-            absent_is_fine(sync_folder(away.parent()))?;
+            self.sync_name(&away)?;
             absent_is_fine(sync_folder(path.parent()))?;
             Ok(true)
         };
@@ -179,13 +175,13 @@ impl LocalStore {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// Removes what was put away no later than `until`. `kept` is told the length of each file that stays; those
-    /// whose names say no time stay.
+    /// Removes what was put away no later than `until`, and folders there that are empty. `kept` is told the length of
+    /// each file that stays; those whose names say no time stay.
     ///
     /// # Errors
     /// `Unavailable`.
     pub fn sweep(&self, until: SystemTime, kept: &mut impl FnMut(u64)) -> Result<()> {
-        walk(&self.root.join(PUT_AWAY), &mut |path, meta| {
+        let mut each = |path: &Path, meta: &Metadata| {
             if put_away_at(path).is_none_or(|at| at > until) {
                 kept(meta.len());
                 return Ok(());
@@ -193,7 +189,8 @@ impl LocalStore {
             absent_is_fine(fs::remove_file(path)).map_err(|e| failed("cannot remove", path, e))?;
             self.remove_empty(path.parent());
             Ok(())
-        })
+        };
+        walk(&self.root.join(PUT_AWAY), &mut each, &|folder| self.remove_empty(Some(folder)))
     }
 
     /// Removes the folders above an object that is gone, as far as they are empty.
@@ -221,19 +218,41 @@ impl LocalStore {
         prefix: &str,
         each: &mut impl FnMut(Object) -> Result<()>,
     ) -> Result<()> {
+        self.walk_objects(prefix, each, &|_| {})
+    }
+
+    /// Tells `each` the length of every object, and removes folders that are empty: a crash leaves such behind.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub fn measure(&self, each: &mut impl FnMut(u64)) -> Result<()> {
+        let mut measure = |object: Object| {
+            each(object.bytes);
+            Ok(())
+        };
+        self.walk_objects("", &mut measure, &|folder| self.remove_empty(Some(folder)))
+    }
+
+    fn walk_objects(
+        &self,
+        prefix: &str,
+        each: &mut impl FnMut(Object) -> Result<()>,
+        empty: &impl Fn(&Path),
+    ) -> Result<()> {
         let folder = match prefix.strip_suffix('/') {
             Some(folder) => self.path(folder)?,
             None if prefix.is_empty() => self.root.clone(),
             None => return Err(Error::invalid(format!("the prefix '{prefix}' ends in no /"))),
         };
-        walk(&folder, &mut |path, meta| {
+        let mut each = |path: &Path, meta: &Metadata| {
             let relative = path.strip_prefix(&self.root).ok().and_then(Path::to_str);
             let Some(name) = relative.filter(|name| check_name(name).is_ok()) else {
                 return Ok(());
             };
             let modified = meta.modified().map_err(|e| failed("cannot look at", path, e))?;
             each(Object { name: name.to_owned(), bytes: meta.len(), age: age(modified) })
-        })
+        };
+        walk(&folder, &mut each, empty)
     }
 }
 
@@ -282,7 +301,9 @@ impl Store for LocalStore {
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        self.remove(name).map(drop)
+        self.remove(name)?;
+        self.tidy(name);
+        Ok(())
     }
 
     fn exists(&self, name: &str) -> Result<bool> {
@@ -290,15 +311,21 @@ impl Store for LocalStore {
     }
 }
 
-/// Every regular file below `folder`, without those in folders that begin with a dot. What goes meanwhile is no
-/// error, be it a file or a folder.
-fn walk(folder: &Path, each: &mut impl FnMut(&Path, &Metadata) -> Result<()>) -> Result<()> {
+/// Every regular file below `folder`, without those in folders that begin with a dot, and to `empty` each folder that
+/// has nothing in it. What goes meanwhile is no error, be it a file or a folder.
+fn walk(
+    folder: &Path,
+    each: &mut impl FnMut(&Path, &Metadata) -> Result<()>,
+    empty: &impl Fn(&Path),
+) -> Result<()> {
     let gone = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
     let entries = match fs::read_dir(folder) {
         Err(e) if gone(&e) => return Ok(()),
         entries => entries.map_err(|e| failed("cannot list", folder, e))?,
     };
+    let mut is_empty = true;
     for entry in entries {
+        is_empty = false;
         let entry = match entry {
             Err(e) if gone(&e) => return Ok(()),
             entry => entry.map_err(|e| failed("cannot list", folder, e))?,
@@ -306,12 +333,45 @@ fn walk(folder: &Path, each: &mut impl FnMut(&Path, &Metadata) -> Result<()>) ->
         let Ok(meta) = entry.metadata() else { continue };
         let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
         if meta.is_dir() && !hidden {
-            walk(&entry.path(), each)?;
+            walk(&entry.path(), each, empty)?;
         } else if meta.is_file() {
             each(&entry.path(), &meta)?;
         }
     }
+    if is_empty {
+        empty(folder);
+    }
     Ok(())
+}
+
+/// Creates a folder and those above it that are not there.
+fn create_folders(folder: &Path) -> io::Result<()> {
+    let mut created = fs::create_dir(folder);
+    if let (Err(e), Some(parent)) = (&created, folder.parent())
+        && e.kind() == io::ErrorKind::NotFound
+    {
+        create_folders(parent)?;
+        created = fs::create_dir(folder);
+    }
+    match created {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        created => created,
+    }
+}
+
+/// Creates a folder and those above it, each durable in its parent.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = folder.parent() {
+        make_folder(parent)?;
+    }
+    match fs::create_dir(folder) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+        _ => {}
+    }
+    sync_folder(folder.parent())
 }
 
 /// What the file is like, if there is one: neither a folder nor a link.
@@ -346,6 +406,8 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<Put> {
 }
 
 fn sync_folder(folder: Option<&Path>) -> io::Result<()> {
+    #[cfg(test)]
+    tests::SYNCED.with_borrow_mut(|synced| synced.extend(folder.map(Path::to_owned)));
     match folder {
         Some(folder) if folder.as_os_str().is_empty() => File::open(".")?.sync_all(),
         Some(folder) => File::open(folder)?.sync_all(),
@@ -369,151 +431,5 @@ fn failed(what: &str, path: &Path, e: io::Error) -> Error {
     match e.kind() {
         io::ErrorKind::NotFound => Error::new(Kind::NotFound, format!("{text} does not exist")),
         _ => Error::unavailable(text, e),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn store() -> (tempfile::TempDir, LocalStore) {
-        let folder = tempfile::tempdir().unwrap();
-        let store = LocalStore::open(&folder.path().join("deep/repository")).unwrap();
-        (folder, store)
-    }
-
-    #[test]
-    fn a_name_is_created_once() {
-        let (_folder, store) = store();
-        assert_eq!(store.put_new("packs/a/1", b"one").unwrap(), Put::Created);
-        assert_eq!(store.put_new("packs/a/1", b"two").unwrap(), Put::Existed);
-        assert_eq!(store.get("packs/a/1", 3).unwrap(), b"one");
-        assert_eq!(store.get("packs/a/1", 2).unwrap_err().kind(), Kind::Damaged);
-        assert_eq!(store.get_range("packs/a/1", 1, 2).unwrap(), b"ne");
-        assert_eq!(store.get_range("packs/a/1", 1, 3).unwrap_err().kind(), Kind::Damaged);
-        assert_eq!(store.get("packs/a/2", 9).unwrap_err().kind(), Kind::NotFound);
-        assert!(store.exists("packs/a/1").unwrap() && !store.exists("packs/b").unwrap());
-        store.delete("packs/a/1").unwrap();
-        store.delete("packs/a/1").unwrap();
-        assert!(store.list("").unwrap().is_empty());
-        assert_eq!(fs::read_dir(store.root.join(TEMPORARY)).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn one_of_many_racing_writers_creates() {
-        let (_folder, store) = store();
-        let created = std::thread::scope(|scope| {
-            let put = |n: u8| store.put_new("a/b/c", &[n; 100]).unwrap() == Put::Created;
-            let all: Vec<_> = (0..8).map(|n| scope.spawn(move || put(n))).collect();
-            all.into_iter().map(|t| t.join().unwrap()).filter(|created| *created).count()
-        });
-        assert_eq!(created, 1);
-    }
-
-    #[test]
-    fn listings_see_whole_objects_below_the_prefix_only() {
-        let (_folder, store) = store();
-        store.put_new("config", b"1").unwrap();
-        store.put_new("packs/a/1", b"12").unwrap();
-        fs::write(store.root.join(TEMPORARY).join("half"), b"x").unwrap();
-        fs::write(store.root.join("lost+FOUND"), b"x").unwrap();
-        let mut all = store.list("").unwrap();
-        all.sort_by(|a, b| a.name.cmp(&b.name));
-        let all: Vec<_> = all.iter().map(|o| (o.name.as_str(), o.bytes)).collect();
-        assert_eq!(all, [("config", 1), ("packs/a/1", 2)]);
-        assert_eq!(store.list("packs/").unwrap().len(), 1);
-        assert!(store.list("packs/b/").unwrap().is_empty());
-        assert!(store.list("../").is_err() && store.put_new("../x", b"").is_err());
-    }
-
-    #[test]
-    fn what_a_crash_left_behind_goes_when_it_is_old() {
-        let (_folder, store) = store();
-        let (old, young) = (store.root.join(".tmp/old"), store.root.join(".tmp/young"));
-        fs::write(&old, b"x").unwrap();
-        fs::write(&young, b"x").unwrap();
-        File::open(&old).unwrap().set_modified(SystemTime::now() - LEFT_BEHIND).unwrap();
-        LocalStore::open(&store.root).unwrap();
-        assert!(!old.exists() && young.exists());
-    }
-
-    fn away(store: &LocalStore) -> Vec<Vec<u8>> {
-        let mut found = Vec::new();
-        walk(&store.root.join(PUT_AWAY), &mut |path, _| {
-            found.push(fs::read(path).unwrap());
-            Ok(())
-        })
-        .unwrap();
-        found.sort();
-        found
-    }
-
-    #[test]
-    fn a_folder_is_no_object() {
-        let (_folder, store) = store();
-        store.put_new("vms/packs/1", b"content").unwrap();
-        std::os::unix::fs::symlink("vms/packs/1", store.root.join("link")).unwrap();
-        for name in ["vms", "vms/packs", "link", "vms/packs/1/x"] {
-            assert!(!store.exists(name).unwrap(), "{name}");
-            assert_eq!(store.remove(name).unwrap(), None, "{name}");
-            assert!(!store.put_away(name).unwrap(), "{name}");
-        }
-        assert_eq!(store.get("vms/packs/1", 9).unwrap(), b"content");
-        assert!(store.exists("vms/packs/1").unwrap() && away(&store).is_empty());
-        assert_eq!(store.list("").unwrap().len(), 1);
-    }
-
-    #[test]
-    fn nothing_that_is_put_away_takes_the_place_of_another() {
-        let (_folder, store) = store();
-        // The clock stands still.
-        for n in 0..50_u8 {
-            store.put_new("a/b", &[n]).unwrap();
-            store.move_away("a/b", &store.root.join("a/b"), 1_800_000_000_000).unwrap();
-        }
-        assert_eq!(away(&store), (0..50_u8).map(|n| vec![n]).collect::<Vec<_>>());
-        store.put_new("a/b", &[50]).unwrap();
-        assert!(store.put_away("a/b").unwrap() && !store.put_away("a/b").unwrap());
-        assert_eq!(away(&store).len(), 51);
-    }
-
-    #[test]
-    fn a_sweep_removes_what_is_old_with_its_folders_and_keeps_what_has_no_time() {
-        let (_folder, store) = store();
-        for name in ["a/b/1", "c/2"] {
-            store.put_new(name, b"four").unwrap();
-            store.put_away(name).unwrap();
-            store.tidy(name);
-        }
-        assert!(!store.root.join("a").exists());
-        fs::write(store.root.join(".deleted/c/no-time"), b"12345").unwrap();
-        let mut kept = Vec::new();
-        store.sweep(SystemTime::UNIX_EPOCH, &mut |len| kept.push(len)).unwrap();
-        kept.sort_unstable();
-        assert_eq!(kept, [4, 4, 5]);
-        kept.clear();
-        store.sweep(SystemTime::now(), &mut |len| kept.push(len)).unwrap();
-        assert_eq!(kept, [5]);
-        assert!(!store.root.join(".deleted/a").exists());
-    }
-
-    #[test]
-    fn objects_are_created_while_their_folders_are_removed() {
-        let (_folder, store) = store();
-        std::thread::scope(|scope| {
-            for n in 0..4 {
-                let store = &store;
-                scope.spawn(move || {
-                    let name = format!("a/b/{n}");
-                    for _ in 0..100 {
-                        assert_eq!(store.put_new(&name, b"x").unwrap(), Put::Created);
-                        assert_eq!(store.remove(&name).unwrap(), Some(1));
-                        store.tidy(&name);
-                        store.list("").unwrap();
-                    }
-                });
-            }
-        });
-        assert!(!store.root.join("a").exists());
     }
 }
