@@ -36,7 +36,6 @@
 mod backup;
 pub mod check;
 mod last_good;
-mod live;
 mod nbd;
 mod peers;
 #[cfg(test)]
@@ -50,13 +49,11 @@ use dray_host::pool::{self, PathError, Pool, PoolIo};
 use dray_host::retention::Retention;
 use dray_net::dial::DEFAULT_PORT;
 use dray_types::ErrorKind;
-pub use live::Live;
 pub use nbd::{NbdClient, may_read, may_write};
 pub use peers::{Peer, Peers, Right};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 pub use typed::MAX_STREAMS;
 
@@ -214,7 +211,7 @@ pub struct Config {
     /// Where images are exported over TCP with TLS, besides the unix socket.
     pub nbd_tcp: Option<SocketAddr>,
     /// What may be opened there, and by whom.
-    pub nbd_clients: Live<Vec<NbdClient>>,
+    pub nbd_clients: Vec<NbdClient>,
 }
 
 impl Config {
@@ -263,7 +260,7 @@ impl Config {
     }
 
     /// The peer of this name.
-    pub fn peer(&self, name: &str) -> Option<Arc<Peer>> {
+    pub fn peer(&self, name: &str) -> Option<&Peer> {
         self.peers.get(name)
     }
 

@@ -1,8 +1,6 @@
 //! The hosts of `[[peer]]`, and what each may do on this one.
 
-use crate::live::Live;
 use std::fmt;
-use std::sync::Arc;
 
 /// One thing that a peer may do on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,23 +88,23 @@ impl Peer {
     }
 }
 
-/// The peers as the configuration has them now.
+/// The peers of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peers(Live<Vec<Arc<Peer>>>);
+pub struct Peers(Vec<Peer>);
 
 impl Peers {
     /// These peers.
     pub fn new(peers: Vec<Peer>) -> Self {
-        Self(Live::new(peers.into_iter().map(Arc::new).collect()))
+        Self(peers)
     }
 
     /// All of them.
-    pub fn all(&self) -> Arc<Vec<Arc<Peer>>> {
-        self.0.get()
+    pub fn all(&self) -> &[Peer] {
+        &self.0
     }
 
     /// The peer of this name.
-    pub fn get(&self, name: &str) -> Option<Arc<Peer>> {
-        self.all().iter().find(|peer| peer.name.eq_ignore_ascii_case(name)).cloned()
+    pub fn get(&self, name: &str) -> Option<&Peer> {
+        self.0.iter().find(|peer| peer.name.eq_ignore_ascii_case(name))
     }
 }

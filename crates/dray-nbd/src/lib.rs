@@ -59,4 +59,4 @@ mod tls;
 mod writer;
 
 pub use server::{Server, ServerHandle};
-pub use tls::{GuestList, Tls};
+pub use tls::{GuestList, Leave, Tls};

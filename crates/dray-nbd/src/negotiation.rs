@@ -67,11 +67,10 @@ pub(crate) fn negotiate<T>(
                     proved();
                 }
                 if let Some(guests) = guests {
-                    let guests = Arc::clone(guests);
-                    dialogue.door.limit(move |export| match &certificate {
-                        Some(certificate) => guests.access(certificate, export),
-                        None => Access::Nothing,
-                    });
+                    match &certificate {
+                        Some(certificate) => dialogue.door.limit(guests.leave(certificate)),
+                        None => dialogue.door.limit(|_| Access::Nothing),
+                    }
                 }
             }
             Next::Transmit(agreed) => {

@@ -28,10 +28,13 @@ pub enum Tls {
     Required(Arc<ServerConfig>),
 }
 
-/// Says what clients with a certificate may open. It is asked each time, so that what it says may change.
+/// What a client may do with the export of a name.
+pub type Leave = Box<dyn Fn(&str) -> Access>;
+
+/// Says what clients with a certificate may open.
 pub trait GuestList: Send + Sync {
-    /// What the client that has shown `certificate` may do with `export`.
-    fn access(&self, certificate: &CertificateDer<'_>, export: &str) -> Access;
+    /// What the client that has shown `certificate` may do. This is asked once for each connection.
+    fn leave(&self, certificate: &CertificateDer<'_>) -> Leave;
 }
 
 /// A TLS session after its handshake. Lock order: `outgoing`, then `session`.

@@ -5,7 +5,7 @@ use crate::agent::Agent;
 use crate::api::{Server, group_named, rights};
 use dray_api::{AccessLevel, Command, READERS_SOCKET};
 use dray_config::{Config, may_read, may_write};
-use dray_nbd::{GuestList, Server as Nbd};
+use dray_nbd::{GuestList, Leave, Server as Nbd};
 use dray_net::tls::dns_names;
 use dray_net::{ListenSettings, Listener};
 use dray_serve::{Access, FrontEnd};
@@ -41,15 +41,18 @@ impl FrontEnds {
 struct Guests(Arc<Config>);
 
 impl GuestList for Guests {
-    fn access(&self, certificate: &CertificateDer<'_>, export: &str) -> Access {
-        let (clients, names) = (self.0.nbd_clients.get(), dns_names(certificate));
-        if may_write(&clients, &names, export) {
-            Access::Write
-        } else if may_read(&clients, &names, export) {
-            Access::Read
-        } else {
-            Access::Nothing
-        }
+    fn leave(&self, certificate: &CertificateDer<'_>) -> Leave {
+        let (config, names) = (Arc::clone(&self.0), dns_names(certificate));
+        Box::new(move |export| {
+            let clients = &config.nbd_clients;
+            if may_write(clients, &names, export) {
+                Access::Write
+            } else if may_read(clients, &names, export) {
+                Access::Read
+            } else {
+                Access::Nothing
+            }
+        })
     }
 }
 

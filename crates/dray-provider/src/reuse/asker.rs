@@ -54,9 +54,9 @@ impl Asker {
         let Some(peer) = config.peer(&self.peer) else { return false };
         let own = self.image().is_some() && self.image() == found.image();
         if own {
-            return config.is_open_to(&peer, &found.path);
+            return config.is_open_to(peer, &found.path);
         }
-        peer.may(Right::Reuse) && self.shares(config, &peer, found)
+        peer.may(Right::Reuse) && self.shares(config, peer, found)
     }
 
     fn shares(&self, config: &Config, peer: &Peer, found: &Found) -> bool {
