@@ -29,7 +29,7 @@ pub struct BackupPlace {
 pub struct BackupStore {
     /// The folder. Each peer has one of its own in it.
     pub path: PathBuf,
-    /// Peers cannot delete anything.
+    /// Peers delete nothing but the empty marks of their own running backups.
     pub append_only: bool,
     /// How long what a peer has deleted stays.
     pub keep_deleted: Duration,

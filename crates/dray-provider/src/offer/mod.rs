@@ -35,7 +35,7 @@ const OTHERS: char = '@';
 /// What a peer may have in the store, and what becomes of what it deletes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreRules {
-    /// Nothing is deleted.
+    /// Peers delete nothing but the empty marks of their own running backups.
     pub append_only: bool,
     /// How long what a peer has deleted stays.
     pub keep_deleted: Duration,

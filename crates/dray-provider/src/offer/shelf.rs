@@ -4,6 +4,7 @@
 //! then it counts: otherwise a peer could fill the disk by writing and deleting.
 
 use super::StoreRules;
+use dray_backup::store::check_name;
 use dray_backup::{Error, Kind, LocalStore, Put, Result, SESSIONS, Store};
 use parking_lot::Mutex;
 use std::path::Path;
@@ -99,8 +100,8 @@ impl Shelf {
         Ok(())
     }
 
-    /// Sets room for an object aside, before any of its bytes is written.
-    fn reserve(&self, bytes: u64) -> Result<()> {
+    /// Sets room for an object of this name aside, before any of its bytes is written.
+    fn reserve(&self, name: &str, bytes: u64) -> Result<()> {
         let enough = |count: &Count| match count.looked {
             Some(at) => at.elapsed() < SWEEP || self.fits(count, bytes),
             None => false,
@@ -114,15 +115,20 @@ impl Shelf {
             count.under_way.add(bytes);
             return Ok(());
         }
-        let Usage { bytes: have, objects } = count.all();
-        let most = self.rules.max_bytes.map_or("any number of".to_owned(), |n| n.to_string());
-        let what = format!(
-            "the store is full for this host: it has {objects} objects of {have} bytes there, with \
-             what was deleted less than {} s ago, and may have {} of {most} bytes",
-            self.rules.keep_deleted.as_secs(),
-            self.rules.max_objects,
-        );
-        Err(Error::new(Kind::Denied, what))
+        Err(Error::new(Kind::Denied, self.full(name, count.all())))
+    }
+
+    fn full(&self, name: &str, have: Usage) -> String {
+        let StoreRules { keep_deleted, max_bytes, max_objects, .. } = &self.rules;
+        let most = max_bytes.map_or(String::new(), |most| format!(" of at most {most}"));
+        format!(
+            "cannot store {name}: the store is full for this host, which has {} of at most {max_objects} objects and \
+             {}{most} bytes there, with what was deleted less than {} s ago; remove old backups, or have max_objects \
+             or quota raised in [backup_store] there",
+            have.objects,
+            have.bytes,
+            keep_deleted.as_secs(),
+        )
     }
 
     fn fits(&self, count: &Count, bytes: u64) -> bool {
@@ -135,12 +141,16 @@ impl Shelf {
     /// # Errors
     /// `Denied` when there is none; what the store says.
     pub fn put_new(&self, name: &str, bytes: &[u8]) -> Result<Put> {
+        check_name(name)?;
         if name.split('/').count() > MAX_PARTS {
-            let what = format!("the name of an object in this store has at most {MAX_PARTS} parts");
+            let what = format!(
+                "cannot store {name}: its name has more than the {MAX_PARTS} parts that this store takes; use a \
+                 folder with fewer parts in dray://HOST/FOLDER"
+            );
             return Err(Error::new(Kind::Invalid, what));
         }
         let len = bytes.len() as u64;
-        self.reserve(len)?;
+        self.reserve(name, len)?;
         let put = self.objects.put_new(name, bytes);
         if put.is_err() {
             self.objects.tidy(name);
@@ -168,8 +178,10 @@ impl Shelf {
                 self.count.lock().there.take(len);
             }
         } else if self.rules.append_only {
-            let what = "the store is append-only: it deletes nothing";
-            return Err(Error::new(Kind::Denied, what.to_owned()));
+            let what = format!(
+                "cannot delete {name}: the store is append-only; remove old backups on the host that has it"
+            );
+            return Err(Error::new(Kind::Denied, what));
         } else {
             self.objects.put_away(name)?;
         }
@@ -304,10 +316,10 @@ mod tests {
     fn a_look_does_not_forget_the_room_of_uploads_under_way() {
         let dir = tempfile::tempdir().unwrap();
         let shelf = Shelf::open(dir.path(), rules(100, 9)).unwrap();
-        shelf.reserve(60).unwrap();
+        shelf.reserve("a", 60).unwrap();
         shelf.look().unwrap();
-        assert_eq!(shelf.reserve(41).unwrap_err().kind(), Kind::Denied);
-        shelf.reserve(40).unwrap();
+        assert_eq!(shelf.reserve("b", 41).unwrap_err().kind(), Kind::Denied);
+        shelf.reserve("b", 40).unwrap();
     }
 
     #[test]
@@ -323,5 +335,28 @@ mod tests {
             });
         }
         assert_eq!(shelf.count.lock().all(), Usage { bytes: 1000, objects: 1 });
+    }
+
+    #[test]
+    fn a_refusal_says_what_failed_why_and_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let append_only = StoreRules { append_only: true, ..rules(100, 9) };
+        let shelf = Shelf::open(dir.path(), append_only).unwrap();
+        shelf.put_new("packs/1", &[0; 60]).unwrap();
+        assert_eq!(
+            shelf.put_new("packs/2", &[0; 41]).unwrap_err().to_string(),
+            "cannot store packs/2: the store is full for this host, which has 1 of at most 9 objects and 60 of at \
+             most 100 bytes there, with what was deleted less than 3600 s ago; remove old backups, or have \
+             max_objects or quota raised in [backup_store] there"
+        );
+        assert_eq!(
+            shelf.delete("packs/1").unwrap_err().to_string(),
+            "cannot delete packs/1: the store is append-only; remove old backups on the host that has it"
+        );
+        assert_eq!(
+            shelf.put_new("a/b/c/d/e/f/g/packs/1", b"").unwrap_err().to_string(),
+            "cannot store a/b/c/d/e/f/g/packs/1: its name has more than the 8 parts that this store takes; use a \
+             folder with fewer parts in dray://HOST/FOLDER"
+        );
     }
 }
