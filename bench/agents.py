@@ -37,7 +37,8 @@ class Host:
         (self.dir / "dray.toml").write_text(
             f'qmp_dirs = ["{root}"]\n[agent]\nname = "{name}"\nstate_dir = "{self.dir}/state"\n'
             f'run_dir = "{self.dir}/run"\nlisten = "{addresses[name]}"\n[tls]\ndir = "{root}/pki/{name}"\n'
-            f'[[pool]]\nname = "p"\npath = "{self.pool}"\n'
+            # Without the word an image gets content of its own earlier copies and of base images only.
+            f'[[pool]]\nname = "p"\npath = "{self.pool}"\nreuse_domain = "bench"\n'
             f'[[peer]]\nname = "{peer}"\naddress = "{addresses[peer]}"\npools = ["p"]\n'
             f'rights = ["receive", "read-replicas", "reuse", "store"]\n'
         )
