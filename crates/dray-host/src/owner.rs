@@ -3,7 +3,10 @@
 
 use dray_wire::request::FileOwner;
 use nix::unistd::{Gid, Group, Uid, User};
+use rustix::fs::{Gid as RawGid, Mode, OFlags, Uid as RawUid};
+use serde::{Deserialize, Serialize};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -13,7 +16,7 @@ const MODE_BITS: u32 = 0o664;
 const OWN_BITS: u32 = 0o600;
 
 /// A user and a group of this host, and what the mode of their file is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Owner {
     /// Number of the user.
     pub user: u32,
@@ -21,6 +24,31 @@ pub struct Owner {
     pub group: u32,
     /// Permission bits.
     pub mode: u32,
+}
+
+impl Owner {
+    /// Whether a file in the folder of `path` can be given to it. Tried with a file that has no name, where the file
+    /// system makes such files.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn check_below(self, path: &Path) -> io::Result<()> {
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        match rustix::fs::open(folder, flags, Mode::empty()) {
+            Ok(file) => self.give(&file),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Gives an open file to it.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn give(self, file: impl AsFd) -> io::Result<()> {
+        let (user, group) = (RawUid::from_raw(self.user), RawGid::from_raw(self.group));
+        Ok(rustix::fs::fchown(file, Some(user), Some(group))?)
+    }
 }
 
 /// The owner and mode of a file, by name; numbers without a name as digits.
@@ -58,7 +86,7 @@ pub fn here(owner: &FileOwner) -> io::Result<Owner> {
         io::Error::new(io::ErrorKind::NotFound, format!("there is no {what} '{name}'"))
     };
     let user = User::from_name(&owner.user)?;
-    let number = user.as_ref().map(|user| user.uid.as_raw()).or_else(|| owner.user.parse().ok());
+    let number = user.as_ref().map(|user| user.uid.as_raw()).or_else(|| numbered(&owner.user));
     let number = number.ok_or_else(|| absent("user", &owner.user))?;
     let mode = mode(owner.mode);
     if owner.group.is_empty() {
@@ -66,8 +94,13 @@ pub fn here(owner: &FileOwner) -> io::Result<Owner> {
         return Ok(Owner { user: number, group: group.unwrap_or(number), mode });
     }
     let group = Group::from_name(&owner.group)?.map(|group| group.gid.as_raw());
-    let group = group.or_else(|| owner.group.parse().ok());
+    let group = group.or_else(|| numbered(&owner.group));
     Ok(Owner { user: number, group: group.ok_or_else(|| absent("group", &owner.group))?, mode })
+}
+
+/// A user or group without a name. The last number means that nothing changes.
+fn numbered(digits: &str) -> Option<u32> {
+    digits.parse().ok().filter(|number| *number != u32::MAX)
 }
 
 #[cfg(test)]
@@ -84,6 +117,7 @@ mod tests {
         assert_eq!(here(&parse("4242424:4242", 0)).unwrap(), numbers);
         let none = here(&parse("nobody-is-called-so", 0)).unwrap_err();
         assert_eq!(none.to_string(), "there is no user 'nobody-is-called-so'");
+        assert!(here(&parse("4294967295", 0)).is_err());
         let none = here(&parse("root:nobody-is-called-so", 0)).unwrap_err();
         assert_eq!(none.to_string(), "there is no group 'nobody-is-called-so'");
     }

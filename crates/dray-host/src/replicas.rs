@@ -174,6 +174,8 @@ impl Registry {
             record.state = CopyState::Replica;
             record.place = NameKind::Replica(record.epoch);
             record.migration = None;
+            // It stays whose it was.
+            record.owner = None;
             let arrived = record.arriving.take();
             // Of another file that lies there nobody knows what it holds.
             let is_it = |_: &ReplicaNote| arrived.is_none_or(|of| of.is_same(&stamp.file));

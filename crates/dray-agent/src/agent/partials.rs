@@ -94,10 +94,10 @@ impl Agent {
         })
     }
 
-    /// A file that was made for an image belongs to whom its source says.
+    /// A file that was made for an image will belong to whom its source says.
     fn give(&self, entry: &Entry, owner: Option<Owner>) -> Answer<()> {
         let Some(owner) = owner else { return Ok(()) };
-        self.registry.give_partial(entry, owner).map_err(|why| {
+        self.registry.promise_to(entry, owner).map_err(|why| {
             let hint = "choose a pool whose file system knows owners, or --owner root:root";
             failed(why).hint(hint)
         })

@@ -17,7 +17,7 @@ use dray_host::migration::revive::may_come_back;
 use dray_host::pool::{Pool, PoolKind, check_name};
 use dray_host::record::CopyState;
 use dray_host::refusals::{Answer, conflict, failed, of_path, unknown_peer};
-use dray_host::registry::Claimed;
+use dray_host::registry::{Claimed, Entry};
 use dray_host::replicas::undo_prepared;
 use dray_migrate::guest;
 use dray_migrate::receiver::TargetSlot;
@@ -262,6 +262,7 @@ impl Agent {
         let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
         let pool = self.config.pool_for(known, pool).map_err(of_path)?;
         images.iter().try_for_each(|coming| self.refuse_held(peer, &coming.image))?;
+        images.iter().try_for_each(|coming| self.refuse_twice(&coming.image, images))?;
         self.show_newest(peer);
         self.check_load(peer, images)?;
         let owners = images.iter().map(owner_here).collect::<Answer<Vec<_>>>()?;
@@ -316,6 +317,27 @@ impl Agent {
         let why = format!("the blocks of an earlier attempt are not in pool '{wanted}'");
         Err(conflict(why)
             .hint("name the same pool again, or choose other names with --name HERE=THERE"))
+    }
+
+    /// To backups, replicas and whoever else asks by id, two images with one id are the same. A peer says which image
+    /// it brings, and may say what it likes (I7). Base images may lie here more than once.
+    fn refuse_twice(&self, image: &WantedImage, images: &[ComingImage]) -> Answer<()> {
+        if image.read_only {
+            return Ok(());
+        }
+        let is_it = |entry: &Arc<Entry>| {
+            let record = entry.record();
+            record.id == image.id && record.state != CopyState::Replica
+        };
+        let coming = images.iter().filter(|coming| coming.image.id == image.id).count();
+        if coming == 1 && !self.registry.all().iter().any(is_it) {
+            return Ok(());
+        }
+        let here = &self.config.name;
+        Err(conflict("this host has an image with that id already").hint(format!(
+            "`dray images` on {here} shows it; a copy of an image that is to be another one needs \
+                           `dray images add` under its own name"
+        )))
     }
 
     /// A name that a migration to here holds. Its own source learns which that is, and what takes it back;

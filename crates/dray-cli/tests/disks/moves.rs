@@ -36,7 +36,7 @@ fn moves_with(strategy: &str) {
     case.await_end().unwrap();
     let (here, there) = (case.lab.a.pool(), case.lab.b.pool());
     assert_eq!(mode(&here.join(format!(".{IMAGE}.dray-replica-2"))), 0);
-    assert_eq!(mode(&there.join(IMAGE)), 0o600);
+    assert_eq!(mode(&there.join(IMAGE)), 0o644, "as at the source");
     let dir = there.join(IMAGE);
     let Case { mut lab, guest, .. } = case;
     let versions = guest.shut_down().unwrap();

@@ -66,6 +66,29 @@ fn who_may_not_move_images_here_makes_and_reads_nothing() {
     assert!(matches!(attacker.ask(&lab.a, &Request::Identify), Ok(Reply::Identity { .. })));
 }
 
+/// A peer says which image it brings. Backups and replicas go by that, and so did what the image may be told.
+#[test]
+fn an_image_that_this_host_has_is_not_brought_by_another_one() {
+    let lab = lab("", "");
+    run(Command::new("truncate").args(["-s", "1M"]).arg(lab.a.pool().join("vm.img")));
+    lab.a.add("vm.img");
+    let line = lab.a.dray(&["--json", "lineage", "vm.img"]);
+    let line: serde_json::Value = serde_json::from_slice(&line.stdout).unwrap();
+    let id = u128::from_str_radix(line["id"].as_str().unwrap(), 16).unwrap();
+    let attacker = Attacker::new(&lab, "hostb");
+    let bring = |images| {
+        let request = Request::Prepare { migration: MigrationId(1), pool: None, images };
+        attacker.ask(&lab.a, &request)
+    };
+    for images in [vec![image(id)], vec![image(7), image(7)]] {
+        let why = bring(images).unwrap_err();
+        assert_eq!(why.kind, NetErrorKind::Refused(ErrorKind::Conflict), "{why}");
+        assert!(why.what.contains("an image with that id"), "{why}");
+    }
+    assert_eq!(lab.a.files(), ["vm.img"]);
+    assert!(matches!(bring(vec![image(7)]), Ok(Reply::Prepared { .. })));
+}
+
 /// What is of a migration is for its other end only, with whatever rights.
 #[test]
 fn the_migration_of_two_hosts_is_not_a_third_ones() {

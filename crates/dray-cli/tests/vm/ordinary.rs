@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::fs::Permissions;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// `nobody`, and the group of the same number.
 const USER: u32 = 65534;
@@ -139,7 +140,18 @@ fn an_owner_whom_the_target_does_not_know_can_be_replaced() {
     assert!(refused.stderr.contains("--owner USER[:GROUP]"), "{refused:?}");
     assert!(b.pool_files().expect("files").is_empty(), "nothing is left there");
     let owner = format!("{STRANGER}:{STRANGER}");
-    let moved = a.dray(&[&args[..], &["--owner", &owner]].concat()).expect("dray");
+    // Whoever owns a file may change its mode: it is root's until it is complete.
+    let slowly = ["--owner", &owner, "--bandwidth", "2Mbit", "--no-reuse"];
+    let moving = a.spawn(&[&args[..], &slowly].concat()).expect("dray");
+    let partial = b.pool().join(".disk0.raw.dray-partial");
+    let deadline = Instant::now() + PATIENCE;
+    while !partial.metadata().is_ok_and(|meta| meta.blocks() > 0) {
+        assert!(Instant::now() < deadline, "nothing arrives");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let meta = partial.metadata().expect("it comes");
+    assert_eq!((meta.uid(), meta.mode() & 0o7777), (0, 0));
+    let moved = Answer::of(moving).expect("answer");
     assert_eq!(moved.code, 0, "{moved:?}");
     let meta = b.pool().join("disk0.raw").metadata().expect("the image");
     assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), (STRANGER, STRANGER, 0o640));

@@ -3,6 +3,7 @@
 pub mod chain;
 
 use crate::lineage::ReplicaNote;
+use crate::owner::Owner;
 use crate::process::QemuProcess;
 use crate::stamp::FileStamp;
 use chain::FlatRecord;
@@ -156,6 +157,9 @@ pub struct ImageRecord {
     pub device: bool,
     /// Permission bits of the file under its own name.
     pub mode: u32,
+    /// To whom the file of an image that comes belongs as soon as it has its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
     /// Exported length in bytes.
     pub len: u64,
     /// Its file has had all of that, and it does not grow: a file that is shorter is not what it was.
@@ -229,6 +233,7 @@ impl ImageRecord {
             place: NameKind::Named,
             device: false,
             mode: MODE,
+            owner: None,
             len,
             whole: false,
             growable: false,

@@ -75,7 +75,7 @@ impl Registry {
             record.claim = Some(Claim { migration, peer, named, epoch, writes_may_be_lost, lost });
             record.state = CopyState::Owner;
             (record.id, record.epoch) = (id, epoch);
-            (record.migration, record.replica) = (None, None);
+            (record.migration, record.replica, record.owner) = (None, None, None);
             // The image stays here, also when the VM that it was adopted from does not.
             record.adopted = record.adopted.take().filter(|_| !ended);
         })?;

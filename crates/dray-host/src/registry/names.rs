@@ -194,16 +194,19 @@ impl Registry {
     /// What the file system or the store reports.
     pub fn finish_partial(&self, entry: &Entry) -> io::Result<()> {
         let record = entry.record();
+        let mode = record.owner.map_or(record.mode, |owner| owner.mode);
         if record.place == NameKind::Partial {
             if record.device {
                 self.mark(&record.path).clear().map_err(io::Error::other)?;
             } else {
                 let names = self.names(&record)?;
                 self.check_file(entry, [names.partial(), names.image()])?;
-                names.finish_partial(record.mode).map_err(io::Error::other)?;
+                record.owner.into_iter().for_each(|owner| self.give(entry, owner));
+                names.finish_partial(mode).map_err(io::Error::other)?;
             }
         }
         self.update(entry, |record| {
+            (record.mode, record.owner) = (mode, None);
             record.place = NameKind::Named;
             record.state = CopyState::Owner;
             record.arriving = None;
@@ -228,14 +231,24 @@ impl Registry {
         added
     }
 
-    /// The file of an image that comes is for `owner` and has `mode` when it gets its name.
+    /// The file of an image that comes is given to `owner` when it gets its name, and not before: whoever owns a file
+    /// may let himself in.
     ///
     /// # Errors
-    /// What the file system or the store reports.
-    pub fn give_partial(&self, entry: &Entry, owner: Owner) -> io::Result<()> {
-        let names = self.names(&entry.record())?;
-        names.give_partial(owner.user, owner.group).map_err(io::Error::other)?;
-        self.update(entry, |record| record.mode = owner.mode)
+    /// That its file system knows no owners, or what the store reports.
+    pub fn promise_to(&self, entry: &Entry, owner: Owner) -> io::Result<()> {
+        owner.check_below(&entry.record().path)?;
+        self.update(entry, |record| record.owner = Some(owner))
+    }
+
+    /// The open file, whatever its name leads to, is given to whom it was promised.
+    fn give(&self, entry: &Entry, owner: Owner) {
+        let Some(file) = entry.file.as_file() else { return };
+        if let Err(why) = owner.give(file.file()) {
+            // It has all blocks, and who needs it has to be helped by hand.
+            let Owner { user, group, .. } = owner;
+            tracing::warn!(image = entry.record().name, user, group, %why, "cannot give a file away");
+        }
     }
 
     /// Deletes an incomplete image and forgets it. A block device stays, with contents that nobody

@@ -240,15 +240,6 @@ impl ImageNames {
         self.create_closed(&self.partial(), len)
     }
 
-    /// The incomplete image belongs to this user and group from now on. Its mode lets nobody in before it has its
-    /// name.
-    ///
-    /// # Errors
-    /// What the system reports.
-    pub fn give_partial(&self, user: u32, group: u32) -> Result<()> {
-        give(&self.partial(), user, group)
-    }
-
     /// The frozen active layer belongs to whom the file at `path` belongs.
     ///
     /// # Errors

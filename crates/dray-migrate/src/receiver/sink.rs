@@ -241,7 +241,8 @@ impl Sink {
 
     /// What had been described has arrived as data: content that others may have as well.
     fn remember(&self, place: &Destination, header: &FrameHeader) {
-        self.settle(place, header, |hash, spot| self.reuse.remember(hash, spot));
+        let Some(asker) = self.askers.get(header.image.ix()) else { return };
+        self.settle(place, header, |hash, spot| self.reuse.remember(asker, hash, spot));
     }
 
     /// What had been described comes block by block: nobody shall wait until it is whole.

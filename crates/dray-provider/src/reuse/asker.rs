@@ -1,11 +1,12 @@
 //! For whom content is looked for, and what may be given to it.
 //!
-//! Whoever asks for a hash learns whether this host has such content. So an image gets content of its own line, and
-//! with the right `reuse` also that of read-only base images and of the pools of its own reuse domain (I7).
+//! Whoever asks for a hash learns whether this host has such content. So an image gets content of its own file (what a
+//! copy that returns holds, and what has arrived), and with the right `reuse` also that of read-only base images and of
+//! the pools of its own reuse domain (I7). That another file is called a copy of the same image says nothing: whoever
+//! brings it says which image it is.
 
 use super::files::{FileRef, Found};
 use dray_config::{Config, Peer, Right};
-use dray_types::ImageId;
 use std::path::Path;
 
 /// An image that arrives, and where it comes from.
@@ -39,23 +40,12 @@ impl Asker {
         Self { peer: peer.to_owned(), file, domain, scope }
     }
 
-    fn image(&self) -> Option<ImageId> {
-        match self.file {
-            FileRef::Image { id, .. } => Some(id),
-            FileRef::Plain { .. } => None,
-        }
-    }
-
     /// Whether what was found may be given to it.
     pub(super) fn may_see(&self, config: &Config, found: &Found) -> bool {
         if found.is == self.file {
             return true;
         }
         let Some(peer) = config.peer(&self.peer) else { return false };
-        let own = self.image().is_some() && self.image() == found.image();
-        if own {
-            return config.is_open_to(peer, &found.path);
-        }
         peer.may(Right::Reuse) && self.shares(config, peer, found)
     }
 

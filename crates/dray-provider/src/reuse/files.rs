@@ -45,16 +45,6 @@ pub(super) struct Found {
     pub(super) read_only: bool,
 }
 
-impl Found {
-    /// The image that it is a copy of.
-    pub(super) fn image(&self) -> Option<ImageId> {
-        match self.is {
-            FileRef::Image { id, .. } => Some(id),
-            FileRef::Plain { .. } => None,
-        }
-    }
-}
-
 /// A file that is kept open for whoever asks next.
 struct Open {
     file: Arc<FileImage>,

@@ -28,6 +28,14 @@ fn key(hash: &PieceHash) -> Key {
     key
 }
 
+/// The same in memory, where each scope has entries of its own: one that others replaced would tell that they have such
+/// content.
+fn scoped(scope: u64, hash: &PieceHash) -> Key {
+    let mut key = key(hash);
+    key.iter_mut().zip(scope.to_le_bytes()).for_each(|(byte, scope)| *byte ^= scope);
+    key
+}
+
 /// Entries in two halves: when the younger one is full it becomes the older one, and what was in
 /// that is forgotten.
 #[derive(Default)]
@@ -68,13 +76,13 @@ impl Index {
         let _ = self.store.set(store);
     }
 
-    /// Everything that may have content with this hash, the younger one first.
-    pub(super) fn get(&self, hash: &PieceHash) -> impl Iterator<Item = Spot> {
-        let key = key(hash);
+    /// Everything that may have content with this hash for this scope, the younger one first.
+    pub(super) fn get(&self, scope: u64, hash: &PieceHash) -> impl Iterator<Item = Spot> {
+        let in_memory = scoped(scope, hash);
         let memory = self.memory();
-        let young = memory.young.get(&key).or_else(|| memory.old.get(&key)).copied();
+        let young = memory.young.get(&in_memory).or_else(|| memory.old.get(&in_memory)).copied();
         drop(memory);
-        young.into_iter().chain(self.store.get().and_then(|store| store.get(&key)))
+        young.into_iter().chain(self.store.get().and_then(|store| store.get(&key(hash))))
     }
 
     /// The durable part, if there is one.
@@ -94,28 +102,28 @@ impl Index {
         store.apply(&batch)
     }
 
-    pub(super) fn insert(&self, hash: &PieceHash, spot: Spot) {
+    pub(super) fn insert(&self, scope: u64, hash: &PieceHash, spot: Spot) {
         let mut memory = self.memory();
         if memory.young.len() >= HALF {
             memory.old = std::mem::take(&mut memory.young);
         }
-        memory.young.insert(key(hash), spot);
+        memory.young.insert(scoped(scope, hash), spot);
     }
 
     /// The entry proved wrong; a younger one in its place stays.
-    pub(super) fn remove(&self, hash: &PieceHash, wrong: Spot) {
+    pub(super) fn remove(&self, scope: u64, hash: &PieceHash, wrong: Spot) {
         let mut memory = self.memory();
-        let key = key(hash);
+        let in_memory = scoped(scope, hash);
         let halves = &mut *memory;
         for half in [&mut halves.young, &mut halves.old] {
-            if half.get(&key) == Some(&wrong) {
-                half.remove(&key);
+            if half.get(&in_memory) == Some(&wrong) {
+                half.remove(&in_memory);
             }
         }
         drop(memory);
         let mut waits = self.wrong.lock();
         if self.store.get().is_some() && waits.len() < MOST_WRONG {
-            waits.push((key, wrong));
+            waits.push((key(hash), wrong));
         }
     }
 }
@@ -133,17 +141,17 @@ mod tests {
             hash
         };
         for nth in 0..3 * HALF as u32 {
-            index.insert(&hash(nth), Spot { file: 1, piece: nth });
+            index.insert(7, &hash(nth), Spot { file: 1, piece: nth });
         }
         let memory = index.memory();
         assert!(memory.young.len() <= HALF && memory.old.len() <= HALF);
         drop(memory);
-        assert_eq!(index.get(&hash(0)).next(), None);
+        assert_eq!(index.get(7, &hash(0)).next(), None);
         let last = 3 * HALF as u32 - 1;
-        assert_eq!(index.get(&hash(last)).next(), Some(Spot { file: 1, piece: last }));
-        index.remove(&hash(last), Spot { file: 9, piece: 9 });
-        assert!(index.get(&hash(last)).next().is_some());
-        index.remove(&hash(last), Spot { file: 1, piece: last });
-        assert!(index.get(&hash(last)).next().is_none());
+        assert_eq!(index.get(7, &hash(last)).next(), Some(Spot { file: 1, piece: last }));
+        index.remove(7, &hash(last), Spot { file: 9, piece: 9 });
+        assert!(index.get(7, &hash(last)).next().is_some());
+        index.remove(7, &hash(last), Spot { file: 1, piece: last });
+        assert!(index.get(7, &hash(last)).next().is_none());
     }
 }

@@ -143,12 +143,12 @@ impl Reuse {
     /// get; where it was. Entries that prove wrong are dropped.
     pub fn find(&self, asker: &Asker, hash: &PieceHash, out: &mut [u8]) -> Option<Spot> {
         self.looks.asked.fetch_add(1, Relaxed);
-        self.index.get(hash).find(|spot| self.is_at(asker, hash, *spot, out))
+        self.index.get(asker.scope, hash).find(|spot| self.is_at(asker, hash, *spot, out))
     }
 
     fn is_at(&self, asker: &Asker, hash: &PieceHash, spot: Spot, out: &mut [u8]) -> bool {
         let Some(found) = self.files.open(spot.file) else {
-            self.index.remove(hash, spot);
+            self.index.remove(asker.scope, hash, spot);
             return false;
         };
         if !asker.may_see(&self.config, &found) {
@@ -160,7 +160,7 @@ impl Reuse {
             return true;
         }
         self.looks.wrong.fetch_add(1, Relaxed);
-        self.index.remove(hash, spot);
+        self.index.remove(asker.scope, hash, spot);
         false
     }
 
@@ -207,9 +207,9 @@ impl Reuse {
         Some(Spot { file: self.files.number(file), piece: u32::try_from(piece).ok()? })
     }
 
-    /// Content with this hash is there, as far as anybody knows.
-    pub fn remember(&self, hash: &PieceHash, spot: Spot) {
-        self.index.insert(hash, spot);
+    /// Content with this hash is there, as far as anybody knows: in the image that `asker` stands for.
+    pub fn remember(&self, asker: &Asker, hash: &PieceHash, spot: Spot) {
+        self.index.insert(asker.scope, hash, spot);
     }
 
     /// A migration to `peer` begins; it counts until the guard is dropped.
