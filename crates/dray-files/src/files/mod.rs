@@ -212,12 +212,6 @@ pub trait StateFile: Send + Sync + Debug {
     /// however often this is called.
     fn sync(&self) -> io::Result<()>;
 
-    /// The same, with the times at which it was changed.
-    ///
-    /// # Errors
-    /// As of [`sync`](Self::sync).
-    fn sync_all(&self) -> io::Result<()>;
-
     /// Says that its content was changed now, by the clock of its file system, but not before a time (seconds since
     /// 1970, and nanoseconds), whatever has become of the clock. Needs no room, and is not durable. Returns the time
     /// that it has now.

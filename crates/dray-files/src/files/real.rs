@@ -181,10 +181,6 @@ impl StateFile for RealFile {
         self.0.sync_data()
     }
 
-    fn sync_all(&self) -> io::Result<()> {
-        self.0.sync_all()
-    }
-
     fn touch(&self, not_before: (i64, i64)) -> io::Result<(i64, i64)> {
         self.set_time(Timespec { tv_sec: 0, tv_nsec: UTIME_NOW })?;
         let meta = self.0.metadata()?;

@@ -354,9 +354,6 @@ mod tests {
         fn sync(&self) -> io::Result<()> {
             Err(io::ErrorKind::PermissionDenied.into())
         }
-        fn sync_all(&self) -> io::Result<()> {
-            Err(io::ErrorKind::PermissionDenied.into())
-        }
         fn touch(&self, _: (i64, i64)) -> io::Result<(i64, i64)> {
             Err(io::ErrorKind::PermissionDenied.into())
         }

@@ -88,17 +88,19 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Makes the file durable with the time at which it was changed, and says in the heartbeat that an older one is
-    /// another: to be called before a record says what is in it.
+    /// When the file was changed; none where it cannot be found. Waits for its storage.
+    pub(crate) fn changed(&self) -> Option<(i64, i64)> {
+        self.watched.as_ref()?.find().map(|(_, look)| look.touched)
+    }
+
+    /// A file that was changed before this time is another one: it is durable that the file was changed then. To be
+    /// called before a record says what is in it.
     ///
     /// # Errors
     /// What the file system reports: an older file may not be told then.
-    pub(crate) fn keep(&self) -> io::Result<()> {
+    pub(crate) fn keep(&self, at: (i64, i64)) -> io::Result<()> {
         let Some(watched) = &self.watched else { return Ok(()) };
-        let Some((name, look)) = watched.find() else { return Ok(()) };
-        // What is written from here on may have a later time, which may not be durable.
-        name.open()?.sync_all()?;
-        self.note(watched, |times| Times { kept: look.touched, ..times })
+        self.note(watched, |times| Times { kept: at, ..times })
     }
 }
 

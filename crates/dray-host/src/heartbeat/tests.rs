@@ -205,7 +205,8 @@ impl Host {
             if self.part == Part::Filling {
                 registry.update(&entry, |record| record.state = CopyState::Owner).unwrap();
             }
-            return registry.keep_time(&entry);
+            let at = registry.time_of(&entry);
+            return registry.keep_time(&entry, at);
         }
         let copy = among(&self.disk, PARTIAL);
         copy.replace(&[1; LEN as usize]).unwrap();
@@ -464,7 +465,7 @@ fn a_file_that_is_older_than_what_a_record_names_is_told_at_once() {
     disk.pass(1);
     edit(&disk, "/pool/disk");
     assert!(!is_put_back(&beat, &before).unwrap(), "no record names what was written");
-    held.keep().unwrap();
+    held.keep(held.changed().unwrap()).unwrap();
     let kept = file.look().unwrap();
     disk.pass(1);
     edit(&disk, "/pool/disk");

@@ -148,11 +148,16 @@ impl Registry {
         Ok(fills && self.is_older(record)?)
     }
 
-    /// Before a record says which blocks of an image that comes are here: its file is durable, with the time at which it
-    /// was changed, so that an older file is not taken for it.
-    pub fn keep_time(&self, entry: &Entry) {
-        let kept = entry.heartbeat().map_or(Ok(()), |heartbeat| heartbeat.keep());
-        if let Err(why) = kept {
+    /// When the file of an image that comes was changed. What is written from here on may have a later time.
+    pub fn time_of(&self, entry: &Entry) -> Option<(i64, i64)> {
+        entry.heartbeat()?.changed()
+    }
+
+    /// The file of an image that comes was synced since it was [looked at](Self::time_of): an older one is not taken for
+    /// it from now on.
+    pub fn keep_time(&self, entry: &Entry, at: Option<(i64, i64)>) {
+        let (Some(heartbeat), Some(at)) = (entry.heartbeat(), at) else { return };
+        if let Err(why) = heartbeat.keep(at) {
             let image = entry.record().name;
             tracing::debug!(image, %why, "cannot note when the file of an image was changed");
         }

@@ -454,9 +454,12 @@ impl TargetImages {
         let work = move || {
             let settled = |entry: &Arc<Entry>| match entry.record().in_place {
                 Some(_) => registry.check_in_place(entry).map_err(|why| why.to_string().into()),
-                None => settle(&*entry.file)
-                    .map(|()| registry.keep_time(entry))
-                    .map_err(|why| fault(&why)),
+                None => {
+                    let at = registry.time_of(entry);
+                    settle(&*entry.file).map_err(|why| fault(&why))?;
+                    registry.keep_time(entry, at);
+                    Ok(())
+                }
             };
             entries.iter().try_for_each(settled)
         };
@@ -469,8 +472,8 @@ impl TargetImages {
         let registry = Arc::clone(&self.registry);
         let work = move || {
             let synced = entries.iter().try_for_each(|entry| {
-                registry.keep_time(entry);
-                entry.disk.checkpoint()
+                let at = registry.time_of(entry);
+                entry.disk.checkpoint().map(|()| registry.keep_time(entry, at))
             });
             synced.map_err(Why::of)?;
             match entries.iter().map(|entry| entry.disk.missing_count()).sum::<u64>() {

@@ -525,10 +525,6 @@ impl StateFile for SimFile {
         })
     }
 
-    fn sync_all(&self) -> io::Result<()> {
-        self.sync()
-    }
-
     fn touch(&self, not_before: (i64, i64)) -> io::Result<(i64, i64)> {
         self.files.call(Call::Change, At::Inode(self.inode), |state, _| {
             let now = state.now();

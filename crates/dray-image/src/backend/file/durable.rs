@@ -11,9 +11,11 @@ impl FileImage {
         self.file.sync_data().map_err(|e| self.fail("flushing", offset, len, e))
     }
 
-    /// A sync that is not a guest's flush.
+    /// A sync that is not a guest's flush. The time at which the file was changed is durable as well: an older file is
+    /// told by that.
     pub(super) fn own_sync(&self, offset: u64, len: u64) -> Result<()> {
-        self.watched(|| self.sync_data(offset, len))
+        let failed = |why| self.fail("flushing", offset, len, why);
+        self.watched(|| self.file.sync_all().map_err(failed))
     }
 
     /// A write that is durable on return. What the system says of one may be about others: it tells
