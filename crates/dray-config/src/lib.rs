@@ -51,6 +51,7 @@ use dray_net::dial::DEFAULT_PORT;
 use dray_types::ErrorKind;
 pub use nbd::{NbdClient, may_read, may_write};
 pub use peers::{Peer, Peers, Right};
+use std::cmp::Reverse;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -269,11 +270,17 @@ impl Config {
         self.pools.iter().find(|pool| pool.name == name)
     }
 
-    /// The pool in which `path` is, the innermost where one lies in another. The file need not exist.
-    pub fn pool_of(&self, path: &Path) -> Option<&Pool> {
-        let around = self.pools.iter().filter(|pool| pool.holds(path));
+    /// The pools in which `path` is, the innermost first where one lies in another. The file need not exist.
+    pub fn pools_around(&self, path: &Path) -> Vec<&Pool> {
+        let mut around: Vec<_> = self.pools.iter().filter(|pool| pool.holds(path)).collect();
+        let depth = |path: PathBuf| path.components().count();
+        around.sort_by_cached_key(|pool| Reverse(pool.path.canonicalize().map_or(0, depth)));
         around
-            .max_by_key(|pool| pool.path.canonicalize().map_or(0, |path| path.components().count()))
+    }
+
+    /// The pool in which `path` is, the innermost.
+    pub fn pool_of(&self, path: &Path) -> Option<&Pool> {
+        self.pools_around(path).first().copied()
     }
 
     /// How an image at `path` is read and written: as its pool says.

@@ -239,9 +239,9 @@ fn the_target_records_the_blocks_it_found_and_names_those_it_lacks() {
     assert_recorded(&mut target, &[(50, 14), (64, 16)]);
 }
 
-/// What the target's replica has some version of is described even where nothing else is found.
-#[test]
-fn what_a_replica_may_have_is_described_whatever_the_sample_says() {
+/// A source that reuses content, whose target begins with a replica: `shared` is known to be equal there, and `data` is
+/// what the image has.
+fn onto_replica(shared: &[(u64, u64)], data: &[(u64, u64)]) -> (S, Vec<SourceEffect>) {
     let mut plan = source_plan(Strategy::Hybrid);
     plan.tuning.reuse = true;
     let mut source = S::new(Strategy::Hybrid);
@@ -251,9 +251,16 @@ fn what_a_replica_may_have_is_described_whatever_the_sample_says() {
     source.step(SourceEvent::Reuse { known: true, together: false });
     source.step(SourceEvent::LinkUp);
     source.opened(&BlockSet::new());
+    source.step(SourceEvent::Shared { image: IMAGE, blocks: set(shared) });
+    let effects = source.step(SourceEvent::Scanned { image: IMAGE, data: set(data) });
+    (source, effects)
+}
+
+/// What the target's replica has some version of is described even where nothing else is found.
+#[test]
+fn what_a_replica_may_have_is_described_whatever_the_sample_says() {
     // All but one region of its blocks are known to be equal.
-    source.step(SourceEvent::Shared { image: IMAGE, blocks: set(&[(0, 320), (643, 357)]) });
-    let mut effects = source.step(SourceEvent::Scanned { image: IMAGE, data: set(&[(0, 1000)]) });
+    let (mut source, mut effects) = onto_replica(&[(0, 320), (643, 357)], &[(0, 1000)]);
     let (mut asked, mut data) = (BlockSet::new(), BlockSet::new());
     while !source.machine.is_ready() {
         data.union_with(&runs(&effects));
@@ -275,18 +282,7 @@ fn what_a_replica_may_have_is_described_whatever_the_sample_says() {
 /// Of a replica that nobody vouches for, whole pieces are described, also where data and holes meet within one.
 #[test]
 fn holes_in_pieces_with_data_are_described_with_them() {
-    let mut plan = source_plan(Strategy::Hybrid);
-    plan.tuning.reuse = true;
-    let mut source = S::new(Strategy::Hybrid);
-    source.machine = Source::new(plan);
-    source.step(SourceEvent::Start);
-    source.step(SourceEvent::ImagesSynced(Ok(())));
-    source.step(SourceEvent::Reuse { known: true, together: false });
-    source.step(SourceEvent::LinkUp);
-    source.opened(&BlockSet::new());
-    source.step(SourceEvent::Shared { image: IMAGE, blocks: BlockSet::new() });
-    let data = set(&[(3, 1), (100, 60), (990, 10)]);
-    let mut effects = source.step(SourceEvent::Scanned { image: IMAGE, data });
+    let (mut source, mut effects) = onto_replica(&[], &[(3, 1), (100, 60), (990, 10)]);
     let (mut asked, mut sent) = (BlockSet::new(), BlockSet::new());
     for _ in 0..10 {
         sent.union_with(&runs(&effects));

@@ -334,9 +334,9 @@ impl Agent {
             return Ok(());
         }
         let here = &self.config.name;
-        Err(conflict("this host has an image with that id already").hint(format!(
-            "`dray images` on {here} shows it; a copy of an image that is to be another one needs \
-                           `dray images add` under its own name"
+        Err(conflict("an image with that id is on this host already").hint(format!(
+            "`dray images` on {here} shows it; if it was prepared and is not wanted, `dray cancel` at its source \
+             removes it"
         )))
     }
 

@@ -29,6 +29,10 @@ const AWAY: u32 = 100;
 impl Answers<Seed> for Arc<Agent> {
     async fn answer(&self, command: Seed, events: Events) -> ApiResult<Seeded> {
         let Seed { subject, to, pool, prefix, names } = command;
+        if !self.config.reuse.enabled {
+            // What the target would read, nobody could compare.
+            return Ok(Seeded { to, images: Vec::new() });
+        }
         let prepare = Prepare {
             subject,
             to: to.clone(),
@@ -97,9 +101,6 @@ impl Agent {
 
     /// What stands in the way of it is told, and the migration begins without it.
     async fn seed_before(self: &Arc<Self>, seed: Seed, events: &Events) {
-        if !self.config.reuse.enabled {
-            return;
-        }
         let event = match self.answer(seed, events.clone()).await {
             Ok(seeded) if seeded.images.is_empty() => return,
             Ok(seeded) => Event::Seeded(seeded),

@@ -2,7 +2,7 @@
 //! files belong there to whom they belonged here.
 
 use crate::stage::{PATIENCE, qmp};
-use dray_testkit::guest::GuestVm;
+use dray_testkit::guest::{GuestVm, tools};
 use dray_testkit::lab::{Answer, Host, Lab};
 use serde_json::{Value, json};
 use std::fs::Permissions;
@@ -71,6 +71,11 @@ fn write(vm: &GuestVm, block: u64) {
 fn look(path: &Path, written: &[u64]) {
     let meta = path.metadata().expect("the image");
     assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), (USER, USER, 0o640));
+    has(path, written);
+}
+
+/// The file has every block as it was made, but those that were written.
+fn has(path: &Path, written: &[u64]) {
     let file = std::fs::File::open(path).expect("the image");
     let mut bytes = [0; BLOCK];
     for block in 0..BLOCKS {
@@ -85,10 +90,16 @@ fn text(path: &Path) -> &str {
 }
 
 /// The VM goes from one host to the other, with its disk's file at the end. Its manager ends the source's QEMU.
-fn migrate(from: &Host, to: &Host, vm: GuestVm, sockets: &Path, name: &str) -> GuestVm {
+fn migrate(
+    [from, to]: [&Host; 2],
+    vm: GuestVm,
+    sockets: &Path,
+    name: &str,
+    more: &[&str],
+) -> GuestVm {
     let source = vm.qmp_path();
-    let prepared =
-        from.json(&["prepare", "--qmp", text(&source), "--to", &to.name()]).expect("prepare");
+    let prepare = ["prepare", "--qmp", text(&source), "--to", &to.name()];
+    let prepared = from.json(&[&prepare[..], more].concat()).expect("prepare");
     let builder = GuestVm::builder(sockets, name).memory_mib(16).bare().user(USER);
     let target = builder.waiting(&prepared, "").and_then(|vm| vm.start()).expect("the target");
     let there = target.qmp_path();
@@ -116,13 +127,43 @@ fn an_ordinary_users_vm_has_its_disk_as_a_file_again_at_each_host() {
     let builder = GuestVm::builder(&sockets, "first").memory_mib(16).bare().user(USER);
     let vm = builder.blockdev(node).disk("disk0", "node0").start().expect("it starts");
     write(&vm, 3);
-    let vm = migrate(a, b, vm, &sockets, "second");
+    let vm = migrate([a, b], vm, &sockets, "second", &[]);
     assert!(!nodes(&vm).contains(&"nbd".to_owned()), "it has its file: {:?}", nodes(&vm));
     write(&vm, 7);
     look(&b.pool().join("disk0.raw"), &[3, 7]);
-    let vm = migrate(b, a, vm, &sockets, "third");
+    let vm = migrate([b, a], vm, &sockets, "third", &[]);
     write(&vm, 9);
     look(&path, &[3, 7, 9]);
+}
+
+/// The qcow2 that the target makes belongs to whom the disk belonged, too.
+#[test]
+fn an_ordinary_users_vm_gets_a_qcow2_of_its_own() {
+    let Some((lab, sockets)) = lab("ordinary-qcow2") else { return };
+    let (a, b) = (lab.host("a"), lab.host("b"));
+    let (base, path) = (a.pool().join("base.raw"), a.pool().join("disk0.qcow2"));
+    make_image(&base);
+    let backing = ["-F", "raw", "-b", text(&base)];
+    let create = [&["create", "-q", "-f", "qcow2"][..], &backing, &[text(&path)]].concat();
+    tools::run("qemu-img", &create).expect("qemu-img");
+    std::fs::set_permissions(&path, Permissions::from_mode(0o640)).expect("mode");
+    chown(&path, Some(USER), Some(USER)).expect("owner");
+    let node =
+        format!("driver=qcow2,node-name=node0,file.driver=file,file.filename={}", path.display());
+    let builder = GuestVm::builder(&sockets, "first").memory_mib(16).bare().user(USER);
+    let vm = builder.blockdev(node).disk("disk0", "node0").start().expect("it starts");
+    write(&vm, 3);
+    let flatten = ["--chain", "flatten", "--target-format", "qcow2"];
+    let vm = migrate([a, b], vm, &sockets, "second", &flatten);
+    assert!(!nodes(&vm).contains(&"nbd".to_owned()), "it has its file: {:?}", nodes(&vm));
+    write(&vm, 7);
+    let made = b.pool().join("disk0.qcow2");
+    let meta = made.metadata().expect("the qcow2");
+    assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), (USER, USER, 0o640));
+    drop(vm);
+    let seen = lab.dir().join("seen.raw");
+    tools::run("qemu-img", &["convert", "-O", "raw", text(&made), text(&seen)]).expect("qemu-img");
+    has(&seen, &[3, 7]);
 }
 
 /// Said before anything moves, with the way out.

@@ -42,7 +42,11 @@ fn says_so(stage: &Stage, letter: &str) {
 
 /// A migration whose target's agent dies right before it starts the guest.
 fn dies_before_start(stage: &mut Stage) -> Child {
-    start_with(stage.lab.host("b"), "DRAY_ABORT_BEFORE", "StartGuest");
+    dies_before(stage, "StartGuest")
+}
+
+fn dies_before(stage: &mut Stage, step: &str) -> Child {
+    start_with(stage.lab.host("b"), "DRAY_ABORT_BEFORE", step);
     stage.prepare();
     let migrate = stage.spawn(&[]);
     dies(stage.lab.host("b"));
@@ -94,6 +98,25 @@ fn a_guest_is_started_when_its_monitor_is_free_again() {
     says_so(&stage, "b");
     says_so(&stage, "a");
     assert_eq!(state(&stage), "paused");
+    drop(taken);
+    is_moved(&stage, migrate);
+    finish(stage);
+}
+
+/// The same before it is recorded that the guest is started. Who has the monitor lets it go on: what it writes is nowhere
+/// else, and the images do not go back.
+#[test]
+fn a_guest_that_its_user_started_before_it_was_reached_stays() {
+    let Some(mut stage) = Stage::new("unstarted-gone-on", &[Kind::Plain], 2_000_000) else {
+        return;
+    };
+    let migrate = dies_before(&mut stage, "Journal-GuestStarting");
+    let taken = UnixStream::connect(stage.target_qmp()).expect("the monitor");
+    others(&stage, "cont");
+    stage.lab.host("b").start().expect("restart");
+    says_so(&stage, "b");
+    says_so(&stage, "a");
+    assert_eq!(state(&stage), "running");
     drop(taken);
     is_moved(&stage, migrate);
     finish(stage);

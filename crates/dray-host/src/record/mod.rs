@@ -266,6 +266,11 @@ impl ImageRecord {
         }
     }
 
+    /// Permission bits of its file when it has its name: those that its source wanted, if it comes.
+    pub fn named_mode(&self) -> u32 {
+        self.owner.map_or(self.mode, |owner| owner.mode)
+    }
+
     /// The id that is in the name of a flattened image's overlay: the one it was made under.
     pub fn overlay_id(&self) -> ImageId {
         self.flat.as_ref().and_then(|flat| flat.overlay).unwrap_or(self.id)

@@ -194,7 +194,7 @@ impl Registry {
     /// What the file system or the store reports.
     pub fn finish_partial(&self, entry: &Entry) -> io::Result<()> {
         let record = entry.record();
-        let mode = record.owner.map_or(record.mode, |owner| owner.mode);
+        let mode = record.named_mode();
         if record.place == NameKind::Partial {
             if record.device {
                 self.mark(&record.path).clear().map_err(io::Error::other)?;

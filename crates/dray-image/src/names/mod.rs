@@ -15,11 +15,10 @@ use dray_files::files::{Files, RealFiles};
 use dray_types::{Epoch, ImageId};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 pub use step::open_closed;
-use step::{Step, fail, give, sync};
+use step::{Step, fail, sync};
 pub use step::{file_mode, sync_dir};
 
 const PARTIAL_SUFFIX: &str = ".dray-partial";
@@ -238,15 +237,6 @@ impl ImageNames {
     /// `InUse` when it exists already, or when a file has the image's name.
     pub fn create_partial(&self, len: u64) -> Result<()> {
         self.create_closed(&self.partial(), len)
-    }
-
-    /// The frozen active layer belongs to whom the file at `path` belongs.
-    ///
-    /// # Errors
-    /// What the system reports.
-    pub fn give_chain_as(&self, path: &Path) -> Result<()> {
-        let meta = path.symlink_metadata().map_err(|e| fail("examining", path, e))?;
-        give(&self.chain(), meta.uid(), meta.gid())
     }
 
     /// Makes the file into which a replica is read, `len` bytes of hole, and opens it.

@@ -3,7 +3,7 @@
 use crate::{Error, Result};
 use dray_files::files::{Files, RealFiles};
 use std::fs::{File, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// One step; durable when done, harmless when done twice.
@@ -53,18 +53,6 @@ impl Step {
 /// Makes the names in `dir` durable.
 pub(super) fn sync(files: &dyn Files, dir: &Path) -> Result<()> {
     files.sync_dir(dir).map_err(|e| fail("syncing directory", dir, e))
-}
-
-/// Gives a file to a user and a group, unless it is theirs.
-pub(super) fn give(path: &Path, user: u32, group: u32) -> Result<()> {
-    let give = || {
-        let meta = path.symlink_metadata()?;
-        if (meta.uid(), meta.gid()) == (user, group) {
-            return Ok(());
-        }
-        std::os::unix::fs::lchown(path, Some(user), Some(group))
-    };
-    give().map_err(|e| fail(&format!("giving user {user} and group {group} the file"), path, e))
 }
 
 /// Opens a file of mode 0000. Root just can; anyone else must open it up for a moment.

@@ -2,7 +2,7 @@
 //! source's shell ask of the waiting QEMU.
 
 use crate::guest::qcow2::Unreleased;
-use crate::guest::start::NotDone;
+use crate::guest::start::{NotDone, Step};
 use crate::messages::{Made, NotReleased, ToSourceShell, ToTargetShell};
 use crate::receiver::{Input, TargetSlot, ToTask};
 use dray_config::Config;
@@ -99,11 +99,12 @@ impl TargetVmTask {
                     self.slot.send(Input::Say(ToSourceShell::Noted(result.map_err(Why::of))));
                 }
                 ToTask::Reach => {
-                    let result = self.reach(waiting.take()).await.map_err(Why::of);
+                    let step = Step::Reach(waiting.take());
+                    let Some(result) = self.until_answered(step).await else { continue };
                     self.slot.send(Input::Engine(TargetEvent::GuestReachable(result)));
                 }
                 ToTask::Start => {
-                    let Some(result) = self.start().await else { continue };
+                    let Some(result) = self.until_answered(Step::Start).await else { continue };
                     self.slot.send(Input::Engine(TargetEvent::GuestStarted(result)));
                 }
                 ToTask::Release => self.finish().await,
@@ -165,7 +166,7 @@ impl TargetVmTask {
     }
 
     /// Before the guest is started for good: is its QEMU there, with everything loaded?
-    async fn reach(&mut self, arrival: Option<Box<dyn Arrival>>) -> Result<(), NotDone> {
+    pub(super) async fn reach(&mut self, arrival: Option<Box<dyn Arrival>>) -> Result<(), NotDone> {
         if let Some(mut arrival) = arrival {
             arrival.loaded(LOADED_TIMEOUT).await?;
             // Nobody else gets between this and the guest's start.

@@ -1,5 +1,6 @@
-//! Starting the guest at its target. Its images were handed over and its memory is in the QEMU there, and nowhere
-//! else: that is asked until it has started the guest, has refused to, or has ended.
+//! Starting the guest at its target. Its images were handed over and its memory is in the QEMU there: that is asked until
+//! it has started the guest, has refused to, or has ended. Before the start, too: the disks serve by then, and whoever
+//! has the monitor may have let the guest go on. Silence says nothing (I9), and the images do not go back.
 
 use super::receiver::TargetVmTask;
 use crate::messages::ToSourceShell;
@@ -8,6 +9,7 @@ use crate::shown::{WAITS, not_started};
 use dray_api::Refusal;
 use dray_qemu::{Error, ErrorKind as Qemu};
 use dray_types::Why;
+use dray_vm::hypervisor::Arrival;
 use std::fmt;
 use std::io;
 use std::time::Duration;
@@ -69,6 +71,14 @@ impl From<&str> for NotDone {
     }
 }
 
+/// What QEMU is asked.
+pub(super) enum Step {
+    /// Whether it has everything; first where it was waited for.
+    Reach(Option<Box<dyn Arrival>>),
+    /// To start the guest.
+    Start,
+}
+
 /// What follows from a try to start the guest.
 #[derive(PartialEq, Eq, Debug)]
 enum Next {
@@ -91,11 +101,18 @@ fn next(tried: Result<(), NotDone>, has_ended: impl FnOnce() -> bool) -> Next {
 }
 
 impl TargetVmTask {
-    /// Starts the guest, however long its QEMU does not answer. None when the migration's loop has ended before.
-    pub(super) async fn start(&mut self) -> Option<Result<(), Why>> {
+    /// Takes a step towards the guest's start, however long its QEMU does not answer. None when the migration's loop
+    /// has ended before.
+    pub(super) async fn until_answered(&mut self, mut step: Step) -> Option<Result<(), Why>> {
         let mut shown = None;
-        let started = loop {
-            let tried = self.try_start().await;
+        let answered = loop {
+            let tried = match &mut step {
+                Step::Reach(waiting) => {
+                    let waiting = waiting.take();
+                    self.reach(waiting).await
+                }
+                Step::Start => self.try_start().await,
+            };
             if self.told.is_closed() {
                 return None;
             }
@@ -106,7 +123,7 @@ impl TargetVmTask {
             tokio::time::sleep(AGAIN).await;
         };
         self.show_no_longer(shown);
-        Some(started)
+        Some(answered)
     }
 
     /// Starts the guest unless that was done before, of which QEMU may not have been heard to say so: its user may

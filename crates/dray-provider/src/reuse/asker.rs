@@ -50,8 +50,9 @@ impl Asker {
     }
 
     fn shares(&self, config: &Config, peer: &Peer, found: &Found) -> bool {
-        let domain = config.pool_of(&found.path).and_then(|pool| pool.reuse_domain.as_ref());
+        let around = config.pools_around(&found.path);
+        let domain = around.first().and_then(|pool| pool.reuse_domain.as_ref());
         let same = domain.is_some() && domain == self.domain.as_ref();
-        (found.read_only || same) && config.is_open_to(peer, &found.path)
+        (found.read_only || same) && around.iter().any(|pool| peer.may_use(&pool.name))
     }
 }

@@ -10,6 +10,7 @@ use super::maker;
 use super::merge::{Above, merge_most, merge_rest};
 use dray_confine::Tool;
 use dray_host::flat::ChainImage;
+use dray_host::record::ImageRecord;
 use dray_host::record::chain::ChainLayer;
 use dray_image::blockmap::AtomicBlockMap;
 use dray_image::{
@@ -74,6 +75,22 @@ pub fn check_tools() -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The qcow2 of these names, which has everything, gets its name, and the owner and mode of `image`, of which it was made.
+/// Can be repeated.
+///
+/// # Errors
+/// When a file has the name, or what the file system reports.
+pub(super) fn name(names: &ImageNames, image: &ImageRecord) -> io::Result<()> {
+    if let Some(owner) = image.owner.filter(|_| names.chain().exists()) {
+        let opened = names::open_closed(&names.chain(), false).map_err(io::Error::other);
+        if let Err(why) = opened.and_then(|file| owner.give(&file)) {
+            // It has everything, and who needs it has to be helped by hand.
+            tracing::warn!(path = %names.image().display(), %why, "cannot give a file away");
+        }
+    }
+    names.thaw_chain(image.named_mode()).map_err(io::Error::other)
 }
 
 /// Told how many bytes are copied, and of how many.
@@ -151,20 +168,13 @@ impl Fresh {
         maker::remove_leaks(file, &path, room)
     }
 
-    /// It belongs to whom the raw image at `path` belongs.
-    ///
-    /// # Errors
-    /// What the file system reports.
-    pub fn give_as(&self, path: &Path) -> io::Result<()> {
-        self.names.give_chain_as(path).map_err(io::Error::other)
-    }
-
-    /// It gets its name and `mode`, durably: by that it is the truth, as soon as nobody is on the raw image.
+    /// It gets its name, and the owner and mode of `image`, durably: by that it is the truth, as soon as nobody is on the
+    /// raw image.
     ///
     /// # Errors
     /// When a file has the name, or what the file system reports.
-    pub fn name(&self, mode: u32) -> io::Result<()> {
-        self.names.thaw_chain(mode).map_err(io::Error::other)
+    pub fn name(&self, image: &ImageRecord) -> io::Result<()> {
+        name(&self.names, image)
     }
 
     /// It is of no use: its file goes.
@@ -300,6 +310,7 @@ mod tests {
     use super::super::merge::tests::Small;
     use super::*;
     use dray_image::{FileImage, FileOptions, ZeroMode};
+    use dray_types::ImageId;
     use std::io::Read;
 
     /// More than may be left for the end.
@@ -363,7 +374,8 @@ mod tests {
         let quiet = disk.quiesce(Duration::from_secs(5)).unwrap();
         fresh.copy_rest().unwrap();
         assert!(!dir.path().join("vm.qcow2").exists(), "it has no name before it is asked for");
-        fresh.name(0o600).unwrap();
+        let image = ImageRecord::owned("vm".into(), ImageId(1), dir.path().join("vm.raw"), LEN);
+        fresh.name(&image).unwrap();
         drop((fresh, quiet));
         let qcow2 = dir.path().join("vm.qcow2");
         assert!(contents(&qcow2) == seen);

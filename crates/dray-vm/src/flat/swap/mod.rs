@@ -11,7 +11,7 @@
 //! stay as they are, the raw image is parked, and the VM is asked again (`recover`).
 
 use super::daemon_place;
-use super::fresh::{Fresh, Progress, qcow2_path};
+use super::fresh::{self, Fresh, Progress, qcow2_path};
 use super::held_back;
 use crate::leaving::{Leaving, refuse_untold};
 use crate::look::process_of;
@@ -123,7 +123,7 @@ async fn ask(qmp: &Qmp, entry: &Entry, swap: &Swap) -> io::Result<On> {
     };
     if seen.is_none() && on == On::Chain {
         // The mirror was completed before it could be cancelled: the qcow2 has everything.
-        names(swap)?.thaw_chain(entry.record().mode).map_err(io::Error::other)?;
+        fresh::name(&names(swap)?, &entry.record())?;
     }
     Ok(on)
 }
@@ -183,15 +183,7 @@ pub async fn make_qcow2(
         let allocated = entry.file.allocated_bytes().map_err(io::Error::other)?;
         let place = daemon_place(&config.run_dir, Purpose::Serve, entry.record().id);
         let admits = Arc::clone(config) as _;
-        let raw = entry.record().current_path().map_err(io::Error::other)?;
-        let fresh = Fresh::begin(&entry.disk, &path, allocated, place, admits, progress)?;
-        match fresh.give_as(&raw) {
-            Ok(()) => Ok(fresh),
-            Err(why) => {
-                fresh.discard();
-                Err(why)
-            }
-        }
+        Fresh::begin(&entry.disk, &path, allocated, place, admits, progress)
     })?;
     let made = match block_in_place(|| fresh.copy_most()) {
         Ok(()) => {
@@ -410,7 +402,7 @@ async fn stop_equal(
         let quiet = entry.disk.quiesce(QUIET).map_err(io::Error::other)?;
         fresh.copy_rest()?;
         leaving.check_copied()?;
-        fresh.name(entry.record().mode)?;
+        fresh.name(&entry.record())?;
         Ok((stopped, quiet))
     })
 }
