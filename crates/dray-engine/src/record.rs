@@ -90,11 +90,12 @@ pub enum TargetRecord {
     },
     /// The source has handed over: this side owns the images.
     Committed(HandedOver),
-    /// The guest is about to be started; from here the images cannot be handed back.
+    /// The guest is about to be started, or something else is about to change the images; from here on they cannot be
+    /// handed back.
     GuestStarting,
     /// The guest was started.
     GuestStarted,
-    /// The guest could not be reached and never ran here; the images go back.
+    /// The guest could not be reached, and nothing has changed the images here; they go back.
     Fenced,
     /// Every block is here, durably.
     Complete,

@@ -272,9 +272,10 @@ fn a_restart_at_each_step_of_ownership_goes_on_there() {
     let start = |records: &[TargetRecord]| T::recover(records).step(TargetEvent::Start);
     assert_eq!(start(&records), [expose.clone(), TargetEffect::ReachGuest]);
     records.push(TargetRecord::GuestStarting);
-    assert_eq!(start(&records), [expose.clone(), TargetEffect::StartGuest]);
+    let writable = [expose, TargetEffect::LetChange];
+    assert_eq!(start(&records), [&writable[..], &[TargetEffect::StartGuest]].concat());
     records.push(TargetRecord::GuestStarted);
-    assert_eq!(start(&records), [expose]);
+    assert_eq!(start(&records), writable);
     records.push(TargetRecord::Complete);
     assert_eq!(start(&records), [TargetEffect::Finish]);
 }
@@ -292,6 +293,38 @@ fn a_restarted_target_no_longer_knows_that_the_rest_is_zeros() {
     let effects = target.open(None);
     let [ToSource::Opened { images, .. }] = &bodies(&effects)[..] else { panic!("{effects:?}") };
     assert!(!images[0].zeroed, "a frame may have been written that no record names");
+}
+
+#[test]
+fn nothing_changes_before_it_is_recorded_that_the_images_stay() {
+    let starting = TargetEffect::Journal(vec![TargetRecord::GuestStarting]);
+    let (mut target, effects) = T::owner(&BlockSet::new());
+    assert!(!effects.contains(&TargetEffect::LetChange), "{effects:?}");
+    let effects = target.step(TargetEvent::GuestReachable(Ok(())));
+    let expected = [starting.clone(), TargetEffect::LetChange, TargetEffect::StartGuest];
+    assert_eq!(effects, expected);
+
+    // Somebody else is faster.
+    let (mut target, _) = T::owner(&BlockSet::new());
+    let effects = target.step(TargetEvent::ChangeWaits);
+    assert_eq!(effects, [starting, TargetEffect::LetChange]);
+    assert!(target.step(TargetEvent::ChangeWaits).is_empty(), "once");
+    let effects = target.step(TargetEvent::GuestReachable(Ok(())));
+    assert_eq!(effects, [TargetEffect::StartGuest]);
+}
+
+#[test]
+fn images_that_something_has_changed_here_stay_although_the_guest_cannot_be_reached() {
+    let (mut target, _) = T::owner(&BlockSet::new());
+    target.step(TargetEvent::ChangeWaits);
+    let effects = target.step(TargetEvent::GuestReachable(Err("it has ended".into())));
+    assert!(!bodies(&effects).contains(&ToSource::HandBack) && target.machine.owns());
+    let failed = TargetNotice::GuestFailed { why: "it has ended".into() };
+    assert!(effects.contains(&TargetEffect::Notice(failed)), "{effects:?}");
+    // What comes after the images have gone back is changed by nobody.
+    let (mut target, _) = T::owner(&BlockSet::new());
+    target.step(TargetEvent::GuestReachable(Err("it has ended".into())));
+    assert!(target.step(TargetEvent::ChangeWaits).is_empty());
 }
 
 #[test]

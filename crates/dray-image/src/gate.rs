@@ -7,10 +7,11 @@
 //! |---|---|---|---|
 //! | quiesced | [`quiesce`](Gate::quiesce), while neither quiesced nor parked nor incoming | the [`Quiesced`] is dropped or parked | changes |
 //! | incoming | [`expect`](Gate::expect) | [`take_over`](Gate::take_over) | changes |
+//! | unstarted | [`await_start`](Gate::await_start) | [`start`](Gate::start), [`expect`](Gate::expect) | changes; the first one is told of |
 //! | parked | [`park`](Gate::park) | [`unpark`](Gate::unpark) | changes, reads |
 //! | shut | [`shut`](Gate::shut), [`Quiesced::keep`] | [`unshut`](Gate::unshut) | everything |
 //!
-//! Whoever waits for one of the last three can be told to fail instead ([`fail`](Gate::fail)), until
+//! Whoever waits for one of the last four can be told to fail instead ([`fail`](Gate::fail)), until
 //! [`unfail`](Gate::unfail) or until the cause ends.
 //!
 //! Nothing is locked on the way through. A change announces itself in a counter and then looks at
@@ -32,6 +33,8 @@ const OPEN: u8 = 0;
 const QUIESCED: u8 = 1;
 /// Another host will hand the image over: changes wait, a flush is answered.
 const INCOMING: u8 = 1 << 1;
+/// This host owns the image, and its guest may still go on elsewhere: changes wait.
+const UNSTARTED: u8 = 1 << 6;
 /// Another host owns the image: changes and reads wait, a flush is answered.
 const PARKED: u8 = 1 << 2;
 /// Nobody vouches for the image: changes, reads and flushes wait.
@@ -44,10 +47,13 @@ const DRAINING: u8 = 1 << 5;
 /// What keeps reads out.
 const NO_READS: u8 = PARKED | SHUT;
 /// What a request can wait for so long that somebody may tell it to fail.
-const LASTING: u8 = INCOMING | PARKED | SHUT;
+const LASTING: u8 = INCOMING | UNSTARTED | PARKED | SHUT;
 
 /// How often who waits asks whether anybody still wants it.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// Told that a change waits.
+pub type ChangeWaits = Box<dyn Fn() + Send + Sync>;
 
 #[repr(align(128))]
 struct Shard {
@@ -66,6 +72,8 @@ pub struct Gate {
     /// Held while the state changes, so that waiting for a change of it cannot miss one.
     lock: Mutex<()>,
     changed: Condvar,
+    /// Told once that a change waits for the guest's start.
+    first_change: Mutex<Option<ChangeWaits>>,
 }
 
 /// A change in flight; dropping it ends it.
@@ -107,6 +115,7 @@ impl Gate {
             draining: Mutex::new(()),
             lock: Mutex::new(()),
             changed: Condvar::new(),
+            first_change: Mutex::new(None),
         })
     }
 
@@ -170,6 +179,15 @@ impl Gate {
         }
     }
 
+    /// Says once that a change waits for the guest's start, if one does.
+    fn tell_first_change(&self) {
+        if self.state() & UNSTARTED == 0 {
+            return;
+        }
+        let told = lock(&self.first_change).take();
+        told.iter().for_each(|tell| tell());
+    }
+
     /// Lets a change begin, if the gate is open.
     pub fn try_enter(&self) -> Option<Pass<'_>> {
         let (shard, phase) = (shard(SHARDS), self.phase.load(Ordering::Relaxed));
@@ -188,6 +206,7 @@ impl Gate {
             if let Some(pass) = self.try_enter() {
                 return Ok(pass);
             }
+            self.tell_first_change();
             self.wait_for(QUIESCED | LASTING, &is_wanted)?;
         }
     }
@@ -354,7 +373,20 @@ impl Gate {
     /// Another host owns the image and hands it over later: from now on changes wait. What was told
     /// to fail waits.
     pub fn expect(&self) {
-        self.change(FAILED, INCOMING);
+        self.change(FAILED | UNSTARTED, INCOMING);
+    }
+
+    /// The image is this host's, or is about to be, and its guest is not to change it before
+    /// [`start`](Self::start): changes wait, and the first one that comes tells `first_change`.
+    pub fn await_start(&self, first_change: ChangeWaits) {
+        *lock(&self.first_change) = Some(first_change);
+        self.change(OPEN, UNSTARTED);
+    }
+
+    /// Ends [`await_start`](Self::await_start).
+    pub fn start(&self) {
+        self.change(UNSTARTED, OPEN);
+        *lock(&self.first_change) = None;
     }
 
     /// True between [`expect`](Self::expect) and [`take_over`](Self::take_over).

@@ -19,11 +19,13 @@ enum Step {
     Unshut,
     Expect,
     TakeOver,
+    AwaitStart,
+    Start,
     Fail,
     Unfail,
 }
 
-const ALL: [Step; 11] = [
+const ALL: [Step; 13] = [
     Step::Quiesce,
     Step::Drop,
     Step::KeepAndDrop,
@@ -33,6 +35,8 @@ const ALL: [Step; 11] = [
     Step::Unshut,
     Step::Expect,
     Step::TakeOver,
+    Step::AwaitStart,
+    Step::Start,
     Step::Fail,
     Step::Unfail,
 ];
@@ -43,6 +47,7 @@ struct Model {
     quiesced: bool,
     parked: bool,
     incoming: bool,
+    unstarted: bool,
     shut: bool,
     failed: bool,
 }
@@ -57,12 +62,21 @@ impl Model {
             Step::Unpark => (self.parked, self.failed) = (false, false),
             Step::Shut => (self.shut, self.failed) = (true, false),
             Step::Unshut => self.shut = false,
-            Step::Expect => (self.incoming, self.failed) = (true, false),
+            Step::Expect => {
+                (self.incoming, self.unstarted, self.failed) = (true, false, false);
+            }
             Step::TakeOver => self.incoming = false,
+            Step::AwaitStart => self.unstarted = true,
+            Step::Start => self.unstarted = false,
             Step::Fail => self.failed = true,
             Step::Unfail => self.failed = false,
         }
-        self.failed &= self.parked || self.incoming || self.shut;
+        self.failed &= self.lasts();
+    }
+
+    /// Whether changes wait for a cause that may last.
+    fn lasts(self) -> bool {
+        self.parked || self.incoming || self.unstarted || self.shut
     }
 
     /// Whether what waits for any of these waits, or fails.
@@ -75,7 +89,7 @@ impl Model {
     }
 
     fn changes(self) -> Outcome {
-        let lasting = self.parked || self.incoming || self.shut;
+        let lasting = self.lasts();
         self.outcome(lasting || self.quiesced, lasting)
     }
 
@@ -118,9 +132,10 @@ fn take(gate: &Arc<Gate>, guard: &mut Option<Quiesced>, model: &mut Model, step:
         Step::Unshut => gate.unshut(),
         Step::Expect => gate.expect(),
         Step::TakeOver => gate.take_over(),
+        Step::AwaitStart => gate.await_start(Box::new(|| ())),
+        Step::Start => gate.start(),
         Step::Fail => {
-            let lasting = model.parked || model.incoming || model.shut;
-            assert_eq!(gate.fail(), lasting, "{model:?}");
+            assert_eq!(gate.fail(), model.lasts(), "{model:?}");
         }
         Step::Unfail => gate.unfail(),
     }
@@ -196,4 +211,22 @@ fn a_quiesce_that_runs_out_of_time_opens_nothing_that_was_shut_meanwhile() {
     assert!(gate.is_shut() && gate.try_enter().is_none());
     gate.unshut();
     assert!(gate.try_enter().is_some());
+}
+
+#[test]
+fn the_first_change_that_waits_for_the_start_is_told_of_once_and_begins_after_it() {
+    let gate = Gate::new();
+    let (told, tells) = std::sync::mpsc::channel();
+    gate.await_start(Box::new(move || told.send(()).unwrap()));
+    assert!(gate.enter_read(|| true).is_ok_and(|elsewhere| !elsewhere), "reads pass");
+    assert!(gate.enter_flush(|| true).is_ok_and(|answered| !answered), "a flush is done");
+    assert!(gate.try_enter().is_none() && tells.try_recv().is_err(), "a look waits for nothing");
+    std::thread::scope(|scope| {
+        let changes = [0; 2].map(|_| scope.spawn(|| gate.enter(|| true).is_ok()));
+        tells.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert!(changes.iter().all(|change| !change.is_finished()));
+        gate.start();
+        assert!(changes.into_iter().all(|change| change.join().unwrap()));
+    });
+    assert!(tells.try_recv().is_err(), "once");
 }

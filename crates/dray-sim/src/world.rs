@@ -449,6 +449,8 @@ impl World {
             if !survives {
                 self.guest.power = Power::Dead;
                 self.guest.ops.clear();
+            } else if side == Side::Target {
+                self.guest_goes_back();
             }
         }
     }

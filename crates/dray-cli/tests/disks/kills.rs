@@ -70,6 +70,7 @@ const TARGET: &[(&str, &[&str])] = &[
     ("Notice-Serving", ANY),
     ("ReachGuest", ANY),
     ("Journal-GuestStarting", ANY),
+    ("LetChange", ANY),
     ("StartGuest", ANY),
     ("Journal-GuestStarted", ANY),
     ("AskMissing", POST),

@@ -4,7 +4,7 @@
 use crate::restart::{dies, start_with};
 use crate::stage::{Kind, PATIENCE, Stage, qmp};
 use crate::unanswered::Eavesdropper;
-use dray_testkit::guest::GuestVm;
+use dray_testkit::guest::{GuestVm, tools};
 use dray_testkit::lab::Answer;
 use serde_json::Value;
 use std::os::unix::net::UnixStream;
@@ -120,6 +120,32 @@ fn a_guest_that_its_user_started_before_it_was_reached_stays() {
     drop(taken);
     is_moved(&stage, migrate);
     finish(stage);
+}
+
+/// The same, and it is another client that writes before the guest is reached, whose QEMU then ends. What was written
+/// is nowhere else.
+#[test]
+fn what_another_client_has_written_before_the_guest_was_reached_stays() {
+    let Some(mut stage) = Stage::new("unstarted-written", &[Kind::Resident], 2_000_000) else {
+        return;
+    };
+    let migrate = dies_before(&mut stage, "Journal-GuestStarting");
+    let taken = UnixStream::connect(stage.target_qmp()).expect("the monitor");
+    let b = stage.lab.host("b");
+    b.start().expect("restart");
+    says_so(&stage, "b");
+    let uri = format!("nbd+unix:///disk0.raw?socket={}", b.nbd_socket().display());
+    let io = |command: &str| tools::run("qemu-io", &["-f", "raw", "-c", command, &uri]);
+    io("write -f -P 0x5a 0 64k").expect("it is written and flushed");
+    stage.target.as_mut().expect("target").kill().expect("kill");
+    drop(taken);
+    let answer = Answer::of(migrate).expect("answer");
+    let said = format!("{}{}", answer.stdout, answer.stderr);
+    assert_ne!(answer.code, 0, "{said}");
+    assert!(said.contains("has ended") && said.contains("start the vm there"), "{said}");
+    let read = io("read -P 0x5a 0 64k").expect("it is served");
+    let printed = String::from_utf8_lossy(&read.stdout);
+    assert!(!printed.contains("verification failed"), "{printed}");
 }
 
 /// The same of one that its user had paused before it moved.

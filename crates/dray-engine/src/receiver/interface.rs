@@ -111,6 +111,9 @@ pub enum TargetEvent {
         /// Whether it worked; an error too when blocks are missing that nobody fetches.
         result: Result<(), Why>,
     },
+    /// A change waits at a disk that is exposed and does not let changes through yet. The guest has gone on without
+    /// being started by this side, or another client writes.
+    ChangeWaits,
     /// Answer to `ReachGuest`.
     GuestReachable(Result<(), Why>),
     /// Answer to `StartGuest`.
@@ -161,11 +164,14 @@ pub enum TargetEffect {
         /// Which image.
         image: ImageIndex,
     },
-    /// The disks serve guests from now on; these blocks are missing.
+    /// The disks answer reads and flushes from now on; these blocks are missing. Changes wait until `LetChange`: the
+    /// first one is told with `ChangeWaits`.
     Expose {
         /// Per image: length and missing blocks as agreed at handover.
         images: Vec<ImageHandover>,
     },
+    /// The disks take changes from now on.
+    LetChange,
     /// The disks stop serving: the images go back.
     Withdraw,
     /// See whether the guest's QEMU answers; answer `GuestReachable`.

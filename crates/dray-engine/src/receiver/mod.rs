@@ -218,6 +218,7 @@ impl Target {
             TargetEvent::NextMissing { image, run } => self.next_missing(image, run, out),
             TargetEvent::ImagesSynced { id, result } => self.images_synced(id, result, out),
             TargetEvent::Checkpointed { id, result } => self.checkpointed(id, result, out),
+            TargetEvent::ChangeWaits => self.change_waits(out),
             TargetEvent::GuestReachable(result) => self.guest_reachable(result, out),
             TargetEvent::GuestStarted(result) => self.guest_started(result, out),
             TargetEvent::Tick => self.tick(out),
@@ -238,6 +239,9 @@ impl Target {
         match self.stage {
             Stage::Owner(guest) => {
                 out.push(TargetEffect::Expose { images: self.agreed.clone() });
+                if guest != Guest::Reaching {
+                    out.push(TargetEffect::LetChange);
+                }
                 match guest {
                     Guest::Reaching => out.push(TargetEffect::ReachGuest),
                     Guest::Starting => out.push(TargetEffect::StartGuest),
@@ -369,18 +373,30 @@ impl Target {
         out.push(TargetEffect::ReachGuest);
     }
 
-    fn guest_reachable(&mut self, result: Result<(), Why>, out: &mut Vec<TargetEffect>) {
-        if self.stage != Stage::Owner(Guest::Reaching) {
-            return;
+    /// From here on the images do not go back (I5): durable before the first change.
+    fn begin_start(&mut self, out: &mut Vec<TargetEffect>) {
+        self.stage = Stage::Owner(Guest::Starting);
+        out.push(TargetEffect::Journal(vec![TargetRecord::GuestStarting]));
+        out.push(TargetEffect::LetChange);
+    }
+
+    fn change_waits(&mut self, out: &mut Vec<TargetEffect>) {
+        if self.stage == Stage::Owner(Guest::Reaching) {
+            self.begin_start(out);
         }
-        match result {
-            Ok(()) => {
-                self.stage = Stage::Owner(Guest::Starting);
-                out.push(TargetEffect::Journal(vec![TargetRecord::GuestStarting]));
+    }
+
+    fn guest_reachable(&mut self, result: Result<(), Why>, out: &mut Vec<TargetEffect>) {
+        match (&self.stage, result) {
+            (Stage::Owner(Guest::Reaching), Ok(())) => {
+                self.begin_start(out);
                 out.push(TargetEffect::StartGuest);
             }
-            Err(why) => {
-                // It never ran here, so the images may go back (I5): durable first, then said.
+            // Something has changed the images here meanwhile.
+            (Stage::Owner(Guest::Starting), Ok(())) => out.push(TargetEffect::StartGuest),
+            (Stage::Owner(Guest::Starting), Err(why)) => self.guest_started(Err(why), out),
+            (Stage::Owner(Guest::Reaching), Err(why)) => {
+                // Nothing was changed here, so the images may go back (I5): durable first, then said.
                 self.stage = Stage::Fenced;
                 out.push(TargetEffect::Journal(vec![TargetRecord::Fenced]));
                 out.push(TargetEffect::Withdraw);
@@ -388,6 +404,7 @@ impl Target {
                 let why = why.to_string();
                 out.push(TargetEffect::Notice(TargetNotice::HandedBack { why }));
             }
+            _ => {}
         }
     }
 

@@ -460,6 +460,8 @@ impl<L: Loops> Claims<'_, L> {
         self.registry.claim(entry, (id, epoch), case.may_lose_writes(), lost.clone())?;
         abort::step("Claim-Open");
         entry.disk.stop_tracking();
+        // Its migration may have waited for the guest's start.
+        entry.disk.start_changes();
         if entry.file.geometry().read_only && !entry.record().read_only {
             // It was open for reading only; from here on it is written.
             self.registry.reopen(entry)?;

@@ -333,6 +333,17 @@ impl Disk {
         self.gate.expect();
     }
 
+    /// Before the disk serves at the target: changes wait until [`start_changes`](Self::start_changes), and the first
+    /// one that comes tells `first_change`, once.
+    pub fn hold_changes(&self, first_change: impl Fn() + Send + Sync + 'static) {
+        self.gate.await_start(Box::new(first_change));
+    }
+
+    /// Ends [`hold_changes`](Self::hold_changes): the image does not go back any more.
+    pub fn start_changes(&self) {
+        self.gate.start();
+    }
+
     /// After the commit, at the target: this host owns the image, `missing` is still to come. Blocks
     /// of `unrecorded` are present only by a note, of an earlier process: the next flush makes them
     /// durable and records them before it is answered. The log must hold everything else that came

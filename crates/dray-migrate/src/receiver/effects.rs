@@ -34,6 +34,7 @@ impl TargetLoop {
                 self.refresh();
                 self.write_records();
             }
+            TargetEffect::LetChange => self.images.let_change(),
             TargetEffect::Withdraw => {
                 self.slot.exposed.store(false, Ordering::SeqCst);
                 self.images.begin_incoming(&self.slot);

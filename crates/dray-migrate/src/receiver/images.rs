@@ -338,10 +338,25 @@ impl TargetImages {
         let verify = slot.intent().settings.verify;
         for (open, handover) in self.all.iter().zip(images) {
             let written = || IntentFile::new(Arc::clone(&self.written), open.index.ix());
+            self.hold_changes(open);
             open.serve(&handover.missing, verify.then(written));
             self.registry.vouch(open.intent.name_here());
         }
         Ok(())
+    }
+
+    /// The loop is told when a change waits.
+    fn hold_changes(&self, open: &Open) {
+        let inputs = self.inputs.clone();
+        open.entry.disk.hold_changes(move || {
+            // A loop that has ended lets nothing through.
+            let _ = inputs.send(Input::Engine(TargetEvent::ChangeWaits));
+        });
+    }
+
+    /// The disks take changes: the images do not go back.
+    pub fn let_change(&self) {
+        self.bound().for_each(|open| open.entry.disk.start_changes());
     }
 
     /// The records of the images say who owns them: this host in the epoch, or another one.

@@ -69,6 +69,8 @@ pub(crate) struct Faults {
     pub(crate) edited: f64,
     pub(crate) quiesce_fails: f64,
     pub(crate) unreachable: f64,
+    /// Per handover: the guest's user lets it go on at the target before that has reached it.
+    pub(crate) user_resumes: f64,
     pub(crate) start_fails: f64,
     pub(crate) abort: f64,
     /// Over the whole run.
@@ -191,7 +193,10 @@ impl Setup {
         setup.guest = true;
         setup.restless = false;
         setup.faults = match rng.below(4) {
-            0 => Faults { unreachable: 1.0, ..Faults::default() },
+            0 => {
+                let user_resumes = rng.pick(&[0.0, 1.0]);
+                Faults { unreachable: 1.0, user_resumes, ..Faults::default() }
+            }
             1 => Faults { abort: 0.7, link_drop: 1.0, ..Faults::default() },
             _ => Faults::default(),
         };
@@ -272,6 +277,7 @@ fn draw_faults(rng: &mut Rng) -> Faults {
         record_unsure: maybe_of(rng, &[0.05, 0.3]),
         full: if rng.chance(0.3) { rng.pick(&[0.02, 0.3]) } else { 0.0 },
         edited: maybe_of(rng, &[0.3, 1.0]),
+        user_resumes: maybe_of(rng, &[0.3, 1.0]),
     }
 }
 

@@ -86,7 +86,7 @@ impl World {
             TargetEffect::Withdraw | TargetEffect::Discard | TargetEffect::BeginAnew { .. } => {
                 self.broken_by("the target gives up");
             }
-            TargetEffect::Journal(_) | TargetEffect::Notice(_) => {}
+            TargetEffect::Journal(_) | TargetEffect::LetChange | TargetEffect::Notice(_) => {}
         }
     }
 

@@ -75,6 +75,10 @@ pub(crate) struct TargetHost {
     pub(crate) known_session: u64,
     pub(crate) disks: Vec<Disk>,
     pub(crate) exposed: bool,
+    /// Changes wait otherwise.
+    pub(crate) takes_changes: bool,
+    /// The machine knows that one does.
+    pub(crate) told_of_change: bool,
     pub(crate) missing: Vec<BlockSet>,
     pub(crate) agreed: Vec<BlockSet>,
     /// Written by the guest and not in a durable record.
@@ -113,6 +117,8 @@ impl TargetHost {
             known_session: 0,
             disks: setup.images.iter().map(disk).collect(),
             exposed: false,
+            takes_changes: false,
+            told_of_change: false,
             missing: none.clone(),
             agreed: none.clone(),
             unrecorded: none.clone(),
@@ -126,7 +132,7 @@ impl TargetHost {
         }
     }
 
-    /// Guest writes are accepted.
+    /// Guests are served.
     pub(crate) fn open(&self) -> bool {
         self.up && self.exposed
     }
@@ -142,6 +148,8 @@ impl TargetHost {
         self.known_session = 0;
         self.link_ups.clear();
         self.exposed = false;
+        self.takes_changes = false;
+        self.told_of_change = false;
         self.idle_told = true;
         self.missing.iter_mut().for_each(|set| *set = BlockSet::new());
         self.unrecorded.iter_mut().for_each(|set| *set = BlockSet::new());

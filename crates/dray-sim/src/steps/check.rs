@@ -141,7 +141,7 @@ impl World {
                     self.source.records.contains(&SourceRecord::HandedOver(*over))
                 }
                 TargetRecord::Fenced => {
-                    self.guest.place == Side::Source
+                    !self.target.takes_changes
                         && !self.target.records.contains(&TargetRecord::GuestStarting)
                 }
                 TargetRecord::GuestStarting => self.target.open(),

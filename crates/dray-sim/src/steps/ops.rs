@@ -70,6 +70,9 @@ impl World {
             return;
         }
         let Some(op) = self.guest.ops.get(&id) else { return };
+        if op.kind == Kind::Write && !self.target.takes_changes {
+            return self.change_waits();
+        }
         let (image, range) = (op.image, op.range);
         let needs = op.kind == Kind::Read || op.kind == Kind::Write && op.partial;
         if needs && self.target.missing[image].intersects(range) {
@@ -86,6 +89,13 @@ impl World {
         let delay = self.disk_time();
         let ev = if flush { Ev::FlushData { op: id, stamp } } else { Ev::OpDone { op: id, stamp } };
         self.at(delay, ev);
+    }
+
+    /// A change comes before the target lets any through.
+    fn change_waits(&mut self) {
+        if !std::mem::replace(&mut self.target.told_of_change, true) {
+            self.tell_target(TargetEvent::ChangeWaits);
+        }
     }
 
     /// A guest waits for missing blocks: told once to every life of the agent.

@@ -137,8 +137,13 @@ impl World {
             }
             TargetEffect::BeginAnew { image } => self.target.disks[image.ix()].begin_anew(),
             TargetEffect::Expose { images } => self.expose(&images),
-            TargetEffect::Withdraw => self.target.exposed = false,
+            TargetEffect::LetChange => self.guest_stays(),
+            TargetEffect::Withdraw => {
+                self.target.exposed = false;
+                self.guest_goes_back();
+            }
             TargetEffect::ReachGuest => {
+                self.user_resumes();
                 let absent = self.guest.power == Power::Absent;
                 let alive = absent || self.guest.memory[Side::Target as usize];
                 let reached = alive && !self.faulty(self.setup.faults.unreachable);
@@ -183,12 +188,14 @@ impl World {
             target.unrecorded[ix].subtract(&target.present[ix]);
         }
         target.exposed = true;
+        (target.takes_changes, target.told_of_change) = (false, false);
         self.check_handover_map();
     }
 
     fn finish(&mut self) {
         self.target.missing.iter_mut().for_each(|missing| *missing = BlockSet::new());
         self.target.exposed = true;
+        self.target.takes_changes = true;
         self.target.finished = true;
         self.check_complete();
     }

@@ -56,6 +56,34 @@ impl World {
         }
     }
 
+    /// The images go back, and the guest with them as it was stopped: whatever it has done since its user let it go on
+    /// at the target has changed nothing.
+    pub(crate) fn guest_goes_back(&mut self) {
+        if self.guest.place == Side::Target && self.guest.power == Power::Running {
+            self.guest.power = Power::Paused;
+            self.guest.place = Side::Source;
+            self.guest.ops.clear();
+        }
+    }
+
+    /// The target takes changes: nobody goes on at the source any more.
+    pub(crate) fn guest_stays(&mut self) {
+        self.target.takes_changes = true;
+        if self.guest.place == Side::Target {
+            self.guest.memory[Side::Source as usize] = false;
+        }
+    }
+
+    /// The guest's user lets it go on at the target, whose disks serve, and nobody has asked for that yet.
+    pub(crate) fn user_resumes(&mut self) {
+        let waits = self.guest.power == Power::Paused && self.guest.memory[Side::Target as usize];
+        if waits && self.faulty(self.setup.faults.user_resumes) {
+            note!(self, "the guest's user lets it go on at the target");
+            self.guest.power = Power::Running;
+            self.guest.place = Side::Target;
+        }
+    }
+
     fn move_memory(&mut self, mean: u64) {
         self.vm.stage = Stage::Moving;
         self.vm.token += 1;
