@@ -20,6 +20,7 @@ mod losses;
 mod onward;
 mod ordinary;
 mod others;
+mod past;
 mod paused;
 mod qcow2;
 mod released;

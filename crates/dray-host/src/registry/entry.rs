@@ -1,6 +1,7 @@
 //! An image with its disk.
 
 use super::closed::Absent;
+use super::past::PastImage;
 use super::used::wanted_hold;
 use crate::flat::peeks::Whereabouts;
 use crate::flat::{ChainImage, Flat};
@@ -36,6 +37,7 @@ pub struct Entry {
     pub file: Arc<dyn ImageFile>,
     /// A flattened image's parts.
     pub flat: Option<Flat>,
+    past: Arc<PastImage>,
 }
 
 impl Entry {
@@ -79,9 +81,15 @@ impl Entry {
             heartbeat: Mutex::default(),
             line: Mutex::default(),
             heat,
+            past: Arc::new(PastImage(Arc::clone(&disk))),
             disk,
             file,
         }
+    }
+
+    /// What the QEMU of a VM gets that has left this host with the image.
+    pub fn past(&self) -> Arc<dyn Image> {
+        Arc::clone(&self.past) as _
     }
 
     /// What is touched for as long as the file is open, if anything is.

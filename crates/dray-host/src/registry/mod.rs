@@ -12,6 +12,7 @@
 //! * [`growth`]: how long an image is when its file has grown. [`short`]: files that have become shorter.
 //!   [`changed`]: copies that somebody has written to.
 //! * [`seen`]: what can be seen of an image. [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
+//!   [`past`]: what a VM gets that has left.
 
 mod changed;
 mod claims;
@@ -27,6 +28,7 @@ mod losses;
 mod lossy;
 mod names;
 mod operations;
+mod past;
 mod releases;
 mod seen;
 mod short;

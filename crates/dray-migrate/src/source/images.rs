@@ -393,11 +393,12 @@ impl SourceImages {
     }
 
     /// The target has everything: the migration no longer holds the images. A QEMU that still has
-    /// the disk gets errors from now on instead of waiting for ever: it only wants to quit.
+    /// the disk gets errors from now on instead of waiting for ever: it only wants to quit. With `vm` the VM has left
+    /// with them.
     ///
     /// # Errors
     /// What the store reports.
-    pub fn let_go(&self) -> io::Result<()> {
+    pub fn let_go(&self, vm: bool) -> io::Result<()> {
         self.unbind()?;
         for (_, entry) in self.free() {
             let record = entry.record();
@@ -406,6 +407,9 @@ impl SourceImages {
                 // come back, another guest's flush has nothing to hear of that.
                 entry.file.forget_losses();
                 entry.depart();
+                if vm {
+                    self.registry.vm_leaves(&record.name);
+                }
             } else if record.in_place.is_some() {
                 // The name was this guest's alone; the file stays.
                 self.registry.forget(&record.name)?;

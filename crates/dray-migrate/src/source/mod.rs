@@ -535,7 +535,7 @@ impl SourceLoop {
         }
         self.retire_rest()?;
         self.images.keep_replicas()?;
-        self.images.let_go()?;
+        self.images.let_go(self.slot.intent().vm.is_some())?;
         abort::step("LetGo-Forget");
         self.slot.forget();
         Ok(())

@@ -32,6 +32,9 @@ impl Exports for ImageExports {
     }
 
     fn open(&self, name: &str, client: &Client) -> Result<Arc<dyn Image>, ExportError> {
+        if let Some(past) = self.past_image(name, client) {
+            return Ok(past);
+        }
         self.admit(name, client)?;
         if let Some(closed) = self.0.closed(name) {
             return self.open_closed(name, client, closed).map(|disk| disk as Arc<dyn Image>);
@@ -99,6 +102,13 @@ impl ImageExports {
         let file = entry.file.as_file().and_then(FileImage::id);
         record.adopted.and_then(|adopted| adopted.qemu).is_some_and(|qemu| is_it(&qemu))
             || file.is_some_and(|file| has_open(process.pid, file).unwrap_or(false))
+    }
+
+    /// What a client gets whose VM has left this host with the image; none for everybody else.
+    fn past_image(&self, name: &str, client: &Client) -> Option<Arc<dyn Image>> {
+        let process = process_of(client)?;
+        let entry = self.0.get(name).filter(|_| self.0.is_of_past_vm(name, process))?;
+        Some(entry.past())
     }
 
     /// A closed export: who was attached before waits with its requests, a new client is told why.

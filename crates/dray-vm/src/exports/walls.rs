@@ -149,6 +149,32 @@ mod tests {
         child.wait().unwrap();
     }
 
+    /// Whoever its user is: it may have been let go on, and the image may have come back in another VM.
+    #[test]
+    fn the_qemu_of_a_vm_that_has_left_changes_nothing_any_more_and_can_quit() {
+        let dir = tempfile::tempdir().unwrap();
+        let exports = exports(dir.path());
+        let process = dray_serve::Process::find(std::process::id());
+        let root = Client { process, user: Some(0) };
+        exports.attached("disk.raw", &root, 1);
+        let before = exports.open("disk.raw", &root).unwrap();
+        before.write_at(&[1], 0, false).unwrap();
+        exports.0.vm_leaves("disk.raw");
+        exports.detached("disk.raw", &root, 0);
+        let past = exports.open("disk.raw", &root).unwrap();
+        assert_eq!(past.geometry(), before.geometry());
+        past.write_at(&[2], 0, false).unwrap_err();
+        past.zero(0, 1, dray_image::ZeroMode::MayUnmap, false).unwrap_err();
+        past.discard(0, 4096, false).unwrap_err();
+        past.read_at(&mut [0], 0).unwrap_err();
+        past.flush().unwrap();
+        // Another one has the image meanwhile.
+        let mut found = [0];
+        let other = exports.open("disk.raw", &Client::default()).unwrap();
+        other.read_at(&mut found, 0).unwrap();
+        assert_eq!(found, [1]);
+    }
+
     /// Who connected has ended, and anybody may have the connection by now.
     #[test]
     fn a_process_that_is_not_known_gets_nothing() {
