@@ -31,6 +31,13 @@ pub struct FileInPlace {
     pub stamp: FileStamp,
 }
 
+/// The length that QEMU shows of a file with `len` bytes: it counts whole sectors, and the rest of the last one reads
+/// as zeros. That of a compressed qcow2 is seldom one.
+fn shown_len(len: u64) -> u64 {
+    const SECTOR: u64 = 512;
+    len.checked_next_multiple_of(SECTOR).unwrap_or(len)
+}
+
 /// The name under which a migration uses such a file: several may have it at once.
 pub fn export_name(name: &str, migration: MigrationId) -> String {
     format!("{name}.in-place-{:08x}", migration.0 as u32)
@@ -60,7 +67,7 @@ impl Agent {
             Ok(stamp) => stamp.len,
             Err(why) => return other(format!("{shown} cannot be examined: {why}")),
         };
-        if len != sought.len {
+        if shown_len(len) != sought.len {
             let wanted = sought.len;
             return other(format!(
                 "{shown} exists and is another file: it has {len} bytes, the base image {wanted}"
@@ -128,7 +135,7 @@ impl Agent {
         let path = self.shareable(pool, &image.name).ok_or_else(|| changed(&image.name))?;
         match self.digests.known(&path) {
             Some((stamp, known))
-                if image.read_only && known == *digest && stamp.len == image.len =>
+                if image.read_only && known == *digest && shown_len(stamp.len) == image.len =>
             {
                 Ok(FileInPlace { path, stamp })
             }

@@ -5,6 +5,7 @@ use crate::stage::{qmp, quit};
 use dray_testkit::guest::{GuestVm, tools};
 use dray_testkit::lab::{Host, Lab};
 use serde_json::Value;
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -105,6 +106,9 @@ fn two_vms_share_a_base_image_wherever_they_are() {
     image_tool(&["create", "-f", "qcow2", text(&bases[0]), "32M"]);
     let write = ["-f", "qcow2", "-c", "write -P 0x5a 0 8M", text(&bases[0])];
     tools::run("qemu-io", &write).expect("qemu-io");
+    // As those of compressed images: no whole number of sectors.
+    let base = File::options().write(true).open(&bases[0]).expect("the base");
+    base.set_len(base.metadata().expect("the base").len() + 100).expect("it ends anywhere");
     std::fs::copy(&bases[0], &bases[1]).expect("copy");
     let look = || {
         let meta = bases.each_ref().map(|path| path.metadata().expect("the base"));

@@ -100,7 +100,11 @@ impl Report {
             blocks_sent: sent.0,
             blocks_sent_twice: sent.1,
             bytes_from_replica: from_replica(image, shared, found) * BLOCK_SIZE,
-            bytes_in_place: if in_place(image) { shared * BLOCK_SIZE } else { 0 },
+            bytes_in_place: if in_place(image) {
+                image.offer.len.min(shared * BLOCK_SIZE)
+            } else {
+                0
+            },
             given: image.given.clone(),
             bytes_from_target: if image.base.is_unproved() { 0 } else { found * BLOCK_SIZE },
             replica_not_used: match &image.base {
