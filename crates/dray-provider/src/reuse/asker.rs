@@ -6,6 +6,7 @@
 //! brings it says which image it is.
 
 use super::files::{FileRef, Found};
+use super::scope::{self, Scope};
 use dray_config::{Config, Peer, Right};
 use std::path::Path;
 
@@ -15,29 +16,22 @@ pub struct Asker {
     peer: String,
     file: FileRef,
     domain: Option<String>,
-    /// Who has the same number waits for content that another of them was told to send.
-    pub(super) scope: u64,
+    /// Who has the same one waits for content that another of them was told to send.
+    pub(super) scope: Scope,
+    /// Where content is looked for, this one first.
+    pub(super) scopes: Vec<Scope>,
 }
 
-/// Numbers from here on are those of domains.
-const DOMAINS: u64 = 1 << 32;
-
 impl Asker {
-    /// The image of `file`, which has this number and lies at `path`, comes from `peer`.
-    pub(super) fn new(
-        config: &Config,
-        peer: &str,
-        file: FileRef,
-        number: u32,
-        path: Option<&Path>,
-    ) -> Self {
+    /// The image of `file`, which lies at `path`, comes from `peer`.
+    pub(super) fn new(config: &Config, peer: &str, file: FileRef, path: Option<&Path>) -> Self {
         let known = config.peer(peer).filter(|known| known.may(Right::Reuse));
         let domain = known.and(path).and_then(|path| config.pool_of(path)?.reuse_domain.clone());
-        let same =
-            |name: &String| config.pools.iter().position(|p| p.reuse_domain.as_ref() == Some(name));
-        let first = domain.as_ref().and_then(same);
-        let scope = first.map_or(u64::from(number), |first| DOMAINS + first as u64);
-        Self { peer: peer.to_owned(), file, domain, scope }
+        let own = scope::of_file(&file);
+        let shared = domain.as_deref().map(scope::of_domain);
+        let mut scopes: Vec<_> = shared.into_iter().chain([own]).collect();
+        scopes.extend(known.iter().flat_map(|peer| bases(config, peer)));
+        Self { peer: peer.to_owned(), file, domain, scope: shared.unwrap_or(own), scopes }
     }
 
     /// Whether what was found may be given to it.
@@ -55,4 +49,10 @@ impl Asker {
         let same = domain.is_some() && domain == self.domain.as_ref();
         (found.read_only || same) && around.iter().any(|pool| peer.may_use(&pool.name))
     }
+}
+
+/// The scopes of base images that `peer` may see.
+fn bases<'a>(config: &'a Config, peer: &'a Peer) -> impl Iterator<Item = Scope> + 'a {
+    let seen = config.pools.iter().filter(|pool| peer.may_use(&pool.name));
+    seen.map(|pool| scope::of_bases(&pool.name))
 }

@@ -8,6 +8,7 @@
 //! one that somebody deletes is given back at once.
 
 use super::files::FileRef;
+use super::scope::{self, Scope};
 use super::store::{Batch, Scanned, Store};
 use super::{PIECE_BYTES, Reuse};
 use dray_files::unix_ms;
@@ -79,6 +80,15 @@ struct Source {
     path: PathBuf,
     /// Guests write to it.
     written: bool,
+    scope: Scope,
+}
+
+impl Source {
+    /// It looks like this when reading it begins.
+    fn begun(&self, stamp: (u64, i64, i64)) -> Scanned {
+        let (file, scope) = (self.file.clone(), self.scope);
+        Scanned { file, stamp, next: Some(0), ended_unix_ms: 0, scope }
+    }
 }
 
 /// One look at everything.
@@ -135,6 +145,8 @@ impl<'a, M: Fn() -> bool> Look<'a, M> {
         let stamp = (meta.len(), meta.mtime(), meta.mtime_nsec());
         let number = reuse.files.number(&source.file);
         let mut scanned = match reuse.files.scanned_of(number) {
+            // Somebody else may be told of it by now.
+            Some(known) if known.scope != source.scope => source.begun(stamp),
             Some(known) if known.next.is_none() => {
                 let young = unix_ms().saturating_sub(known.ended_unix_ms) < AGAIN;
                 if known.stamp == stamp || source.written && young {
@@ -144,7 +156,7 @@ impl<'a, M: Fn() -> bool> Look<'a, M> {
             }
             // What has changed meanwhile proves wrong when it is looked at.
             Some(begun) => begun,
-            None => Scanned { file: source.file.clone(), stamp, next: Some(0), ended_unix_ms: 0 },
+            None => source.begun(stamp),
         };
         let mut run = RunBuffer::new(MAX_RUN_BLOCKS);
         while let Some(first) = scanned.next {
@@ -155,7 +167,7 @@ impl<'a, M: Fn() -> bool> Look<'a, M> {
             if len == 0 {
                 (scanned.next, scanned.ended_unix_ms) = (None, unix_ms());
             } else {
-                self.read(&image, number, first, len, &mut run)?;
+                self.read(&image, (number, source.scope), first, len, &mut run)?;
                 scanned.next = Some(first + len);
             }
             drop(image);
@@ -175,7 +187,7 @@ impl<'a, M: Fn() -> bool> Look<'a, M> {
     fn read(
         &mut self,
         image: &FileImage,
-        number: u32,
+        (number, scope): (u32, Scope),
         first: u64,
         len: u64,
         run: &mut RunBuffer,
@@ -190,7 +202,7 @@ impl<'a, M: Fn() -> bool> Look<'a, M> {
         self.due = self.due.max(Instant::now());
         for (piece, content) in (first..).zip(bytes.chunks_exact(PIECE_BYTES)) {
             if !is_zero(content) {
-                self.batch.add(blake3::hash(content).as_bytes(), number, piece);
+                self.batch.add(scope, blake3::hash(content).as_bytes(), number, piece);
             }
         }
         Ok(())
@@ -248,7 +260,8 @@ fn sources(reuse: &Reuse) -> Vec<Source> {
         if whole && record.state != CopyState::Incoming && record.migration.is_none() {
             let written = record.state == CopyState::Owner && !record.read_only;
             let file = FileRef::Image { name: record.name, id: record.id };
-            sources.push(Source { file, path, written });
+            let scope = scope::of(&reuse.config, &file, &record.path, record.read_only);
+            sources.push(Source { file, path, written, scope });
         }
     }
     for pool in &reuse.config.pools {
@@ -257,7 +270,8 @@ fn sources(reuse: &Reuse) -> Vec<Source> {
         for path in found.into_iter().filter(|path| !known.contains(path)) {
             let file = FileRef::Plain { path: path.clone() };
             // Nobody here knows who writes to it: like an image of a guest.
-            sources.push(Source { file, path, written: true });
+            let scope = scope::of(&reuse.config, &file, &path, false);
+            sources.push(Source { file, path, written: true, scope });
         }
     }
     sources.sort_by_key(|source| source.written);

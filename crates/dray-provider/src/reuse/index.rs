@@ -1,7 +1,8 @@
-//! The places of known content, by the first 16 bytes of its hash. A reader that follows an entry
+//! The places of known content, by its scope and the first 16 bytes of its hash. A reader that follows an entry
 //! compares all 32 bytes of the hash. Entries of arriving content are in memory; entries from the
 //! background are in the store.
 
+use super::scope::Scope;
 use super::store::{Batch, Store};
 use dray_wire::frame::PieceHash;
 use parking_lot::{Mutex, MutexGuard};
@@ -22,16 +23,10 @@ pub struct Spot {
     pub(super) piece: u32,
 }
 
-fn key(hash: &PieceHash) -> Key {
+/// The key of a hash in a scope.
+fn scoped(scope: Scope, hash: &PieceHash) -> Key {
     let mut key = [0; 16];
     key.copy_from_slice(&hash[..16]);
-    key
-}
-
-/// The same in memory, where each scope has entries of its own: one that others replaced would tell that they have such
-/// content.
-fn scoped(scope: u64, hash: &PieceHash) -> Key {
-    let mut key = key(hash);
     key.iter_mut().zip(scope.to_le_bytes()).for_each(|(byte, scope)| *byte ^= scope);
     key
 }
@@ -55,10 +50,10 @@ pub(super) struct Index {
 }
 
 impl Batch {
-    /// Content with this hash is there.
-    pub(super) fn add(&mut self, hash: &PieceHash, file: u32, piece: u64) {
+    /// Content of this scope with this hash is there.
+    pub(super) fn add(&mut self, scope: Scope, hash: &PieceHash, file: u32, piece: u64) {
         if let Ok(piece) = u32::try_from(piece) {
-            self.pieces.push((key(hash), Spot { file, piece }));
+            self.pieces.push((scoped(scope, hash), Spot { file, piece }));
         }
     }
 }
@@ -76,13 +71,16 @@ impl Index {
         let _ = self.store.set(store);
     }
 
-    /// Everything that may have content with this hash for this scope, the younger one first.
-    pub(super) fn get(&self, scope: u64, hash: &PieceHash) -> impl Iterator<Item = Spot> {
-        let in_memory = scoped(scope, hash);
+    /// Every place that may have content with this hash for these scopes, what is in memory first.
+    pub(super) fn get(&self, scopes: &[Scope], hash: &PieceHash) -> impl Iterator<Item = Spot> {
+        let keys: Vec<_> = scopes.iter().map(|scope| scoped(*scope, hash)).collect();
         let memory = self.memory();
-        let young = memory.young.get(&in_memory).or_else(|| memory.old.get(&in_memory)).copied();
+        let young = |key| memory.young.get(key).or_else(|| memory.old.get(key)).copied();
+        let young = keys.iter().find_map(young);
         drop(memory);
-        young.into_iter().chain(self.store.get().and_then(|store| store.get(&key(hash))))
+        let stored = move || self.store.get().map(|store| store.get(&keys)).unwrap_or_default();
+        // Asked only when what is in memory was not it.
+        young.into_iter().chain(std::iter::once_with(stored).flatten())
     }
 
     /// The durable part, if there is one.
@@ -102,7 +100,7 @@ impl Index {
         store.apply(&batch)
     }
 
-    pub(super) fn insert(&self, scope: u64, hash: &PieceHash, spot: Spot) {
+    pub(super) fn insert(&self, scope: Scope, hash: &PieceHash, spot: Spot) {
         let mut memory = self.memory();
         if memory.young.len() >= HALF {
             memory.old = std::mem::take(&mut memory.young);
@@ -110,20 +108,24 @@ impl Index {
         memory.young.insert(scoped(scope, hash), spot);
     }
 
-    /// The entry proved wrong; a younger one in its place stays.
-    pub(super) fn remove(&self, scope: u64, hash: &PieceHash, wrong: Spot) {
+    /// The entry of one of these scopes proved wrong; a younger one in its place stays.
+    pub(super) fn remove(&self, scopes: &[Scope], hash: &PieceHash, wrong: Spot) {
+        let keys = scopes.iter().map(|scope| scoped(*scope, hash));
+        keys.for_each(|key| self.remove_at(key, wrong));
+    }
+
+    fn remove_at(&self, key: Key, wrong: Spot) {
         let mut memory = self.memory();
-        let in_memory = scoped(scope, hash);
         let halves = &mut *memory;
         for half in [&mut halves.young, &mut halves.old] {
-            if half.get(&in_memory) == Some(&wrong) {
-                half.remove(&in_memory);
+            if half.get(&key) == Some(&wrong) {
+                half.remove(&key);
             }
         }
         drop(memory);
         let mut waits = self.wrong.lock();
         if self.store.get().is_some() && waits.len() < MOST_WRONG {
-            waits.push((key(hash), wrong));
+            waits.push((key, wrong));
         }
     }
 }
@@ -146,12 +148,32 @@ mod tests {
         let memory = index.memory();
         assert!(memory.young.len() <= HALF && memory.old.len() <= HALF);
         drop(memory);
-        assert_eq!(index.get(7, &hash(0)).next(), None);
+        assert_eq!(index.get(&[7], &hash(0)).next(), None);
         let last = 3 * HALF as u32 - 1;
-        assert_eq!(index.get(7, &hash(last)).next(), Some(Spot { file: 1, piece: last }));
-        index.remove(7, &hash(last), Spot { file: 9, piece: 9 });
-        assert!(index.get(7, &hash(last)).next().is_some());
-        index.remove(7, &hash(last), Spot { file: 1, piece: last });
-        assert!(index.get(7, &hash(last)).next().is_none());
+        assert_eq!(index.get(&[7], &hash(last)).next(), Some(Spot { file: 1, piece: last }));
+        index.remove(&[7], &hash(last), Spot { file: 9, piece: 9 });
+        assert!(index.get(&[7], &hash(last)).next().is_some());
+        index.remove(&[7], &hash(last), Spot { file: 1, piece: last });
+        assert!(index.get(&[7], &hash(last)).next().is_none());
+    }
+
+    /// Another's content with the same hash takes nobody's place: nor tells that it is there by taking it.
+    #[test]
+    fn each_scope_has_a_place_of_its_own_for_a_hash() {
+        let dir = tempfile::tempdir().unwrap();
+        let index = Index::default();
+        index.set_store(Store::open(&dir.path().join("content.redb")).unwrap());
+        let (hash, spots) = ([5; 32], [1, 2].map(|file| Spot { file, piece: 0 }));
+        let mut batch = Batch::default();
+        spots.iter().for_each(|spot| batch.add(spot.file.into(), &hash, spot.file, 0));
+        index.write(batch).unwrap();
+        let found = |scopes: &[Scope]| index.get(scopes, &hash).collect::<Vec<_>>();
+        assert_eq!(found(&[1]), [spots[0]]);
+        assert_eq!(found(&[2]), [spots[1]]);
+        assert_eq!(found(&[2, 1]), [spots[1], spots[0]]);
+        assert!(found(&[3]).is_empty());
+        index.remove(&[2, 3], &hash, spots[1]);
+        index.write(Batch::default()).unwrap();
+        assert_eq!(found(&[1, 2]), [spots[0]]);
     }
 }

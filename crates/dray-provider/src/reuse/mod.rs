@@ -15,6 +15,7 @@ mod builder;
 mod continuations;
 mod files;
 mod index;
+mod scope;
 mod store;
 mod wanted;
 
@@ -135,20 +136,20 @@ impl Reuse {
 
     /// For whom content is looked for, when the image of `file` comes from `peer`.
     pub fn asker(&self, peer: &str, file: &FileRef) -> Asker {
-        let (number, path) = (self.files.number(file), self.files.path_of(file));
-        Asker::new(&self.config, peer, file.clone(), number, path.as_deref())
+        let path = self.files.path_of(file);
+        Asker::new(&self.config, peer, file.clone(), path.as_deref())
     }
 
     /// Fills `out`, a piece long, with content that has this hash, if there is some that the image may
     /// get; where it was. Entries that prove wrong are dropped.
     pub fn find(&self, asker: &Asker, hash: &PieceHash, out: &mut [u8]) -> Option<Spot> {
         self.looks.asked.fetch_add(1, Relaxed);
-        self.index.get(asker.scope, hash).find(|spot| self.is_at(asker, hash, *spot, out))
+        self.index.get(&asker.scopes, hash).find(|spot| self.is_at(asker, hash, *spot, out))
     }
 
     fn is_at(&self, asker: &Asker, hash: &PieceHash, spot: Spot, out: &mut [u8]) -> bool {
         let Some(found) = self.files.open(spot.file) else {
-            self.index.remove(asker.scope, hash, spot);
+            self.index.remove(&asker.scopes, hash, spot);
             return false;
         };
         if !asker.may_see(&self.config, &found) {
@@ -160,7 +161,7 @@ impl Reuse {
             return true;
         }
         self.looks.wrong.fetch_add(1, Relaxed);
-        self.index.remove(asker.scope, hash, spot);
+        self.index.remove(&asker.scopes, hash, spot);
         false
     }
 

@@ -1,7 +1,7 @@
 //! The durable part of the index: an embedded store in the state directory.
 //!
 //! ```text
-//! pieces: first 16 bytes of a hash → file (u32), piece (u32)
+//! pieces: first 16 bytes of a hash, in its scope → file (u32), piece (u32)
 //! files:  file (u32) → postcard of a `Scanned`
 //! ```
 //! Nothing depends on it. A store that cannot be read is begun anew; what it says is followed to the
@@ -9,6 +9,7 @@
 
 use super::files::FileRef;
 use super::index::{Key, Spot};
+use super::scope::Scope;
 use redb::{
     Builder, Database, Durability, ReadableDatabase, ReadableTable, ReadableTableMetadata,
     TableDefinition,
@@ -36,6 +37,8 @@ pub(super) struct Scanned {
     pub(super) next: Option<u64>,
     /// Milliseconds since 1970 when reading it ended.
     pub(super) ended_unix_ms: u64,
+    /// Who may be told of it: otherwise it is read again.
+    pub(super) scope: Scope,
 }
 
 /// What is written together.
@@ -103,14 +106,15 @@ impl Store {
         guarded(|| table()?.len().map_err(failed)).unwrap_or(0)
     }
 
-    /// Where content with this key was seen; an error is a miss.
-    pub(super) fn get(&self, key: &Key) -> Option<Spot> {
+    /// Where content with one of these keys was seen, in their order; an error is a miss.
+    pub(super) fn get(&self, keys: &[Key]) -> Vec<Spot> {
         let find = || {
             let table = self.db.begin_read().map_err(failed)?.open_table(PIECES).map_err(failed)?;
-            let found = table.get(key).map_err(failed)?;
-            Ok(found.map(|found| unpack(found.value())))
+            let found = keys.iter().map(|key| table.get(key).map_err(failed));
+            let found: io::Result<Vec<_>> = found.collect();
+            Ok(found?.into_iter().flatten().map(|found| unpack(found.value())).collect())
         };
-        guarded(find).ok().flatten()
+        guarded(find).unwrap_or_default()
     }
 
     /// Every file of the store; one that cannot be understood is left out.
@@ -192,7 +196,7 @@ mod tests {
 
     fn scanned(path: &str, next: Option<u64>) -> Scanned {
         let file = FileRef::Plain { path: path.into() };
-        Scanned { file, stamp: (1, 2, 3), next, ended_unix_ms: 0 }
+        Scanned { file, stamp: (1, 2, 3), next, ended_unix_ms: 0, scope: 4 }
     }
 
     #[test]
@@ -209,15 +213,13 @@ mod tests {
         store.apply(&batch).unwrap();
         drop(store);
         let store = Store::open(&path).unwrap();
-        assert_eq!(store.get(&[1; 16]), Some(spot(7, 9)));
-        assert_eq!(store.get(&[2; 16]), Some(spot(8, u32::MAX)));
+        assert_eq!(store.get(&[[1; 16], [2; 16]]), [spot(7, 9), spot(8, u32::MAX)]);
         assert_eq!(store.files().unwrap(), batch.files);
         let wrong = vec![([1; 16], spot(7, 8)), ([2; 16], spot(8, u32::MAX))];
         store.apply(&Batch { wrong, ..Batch::default() }).unwrap();
-        assert_eq!(store.get(&[1; 16]), Some(spot(7, 9)), "another entry proved wrong");
-        assert_eq!(store.get(&[2; 16]), None);
+        assert_eq!(store.get(&[[2; 16], [1; 16]]), [spot(7, 9)], "another entry proved wrong");
         store.forget(&[7].into()).unwrap();
-        assert_eq!(store.get(&[1; 16]), None);
+        assert!(store.get(&[[1; 16]]).is_empty());
         assert_eq!(store.files().unwrap(), [(8, scanned("/b", None))]);
         drop(store);
         std::fs::write(&path, b"no store at all").unwrap();
