@@ -2,6 +2,7 @@
 
 use crate::output::Output;
 use dray_api::{ApiResult, ErrorKind, Refusal};
+use dray_config::explain::ways_in;
 use dray_config::start::Start;
 use dray_config::{Config, ConfigError, DEFAULT_PATH, Problem};
 use serde_json::json;
@@ -12,6 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   dray check-config                                /etc/dray/dray.toml
   dray check-config --config ./dray.toml
+  dray check-config --explain                      who may do what on this host
   dray check-config --systemd > /etc/systemd/system/dray.service.d/paths.conf
 
 The command also checks that pools, certificates and the keys of backup repositories exist,
@@ -29,6 +31,9 @@ pub struct Args {
     /// Print a drop-in for the systemd unit, with which the agent can write only to what the configuration names
     #[arg(long)]
     systemd: bool,
+    /// Print who can reach what on this host: users, other hosts and network clients
+    #[arg(long, conflicts_with = "systemd")]
+    explain: bool,
 }
 
 /// Reads the configuration file and prints what is wrong with it, each problem with its line.
@@ -54,6 +59,10 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
         output.text(&dray_config::unit::drop_in(&config));
         return Ok(ExitCode::SUCCESS);
     }
+    if args.explain {
+        explain(&config, output);
+        return Ok(ExitCode::SUCCESS);
+    }
     let Config { name, pools, peers, .. } = config;
     let pools: Vec<String> = pools.into_iter().map(|pool| pool.name).collect();
     let peers: Vec<String> = peers.all().iter().map(|peer| peer.name.clone()).collect();
@@ -67,6 +76,22 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
         format!("{} {file} is good: {name}, pools {pools}, peers {peers}\n", style.good("✓"))
     });
     Ok(ExitCode::SUCCESS)
+}
+
+/// Every way to this host, and who may use it.
+fn explain(config: &Config, output: &Output) {
+    let ways = ways_in(config);
+    let who = |who: &[(String, String)]| -> Vec<_> {
+        who.iter().map(|(who, may)| json!({ "who": who, "may": may })).collect()
+    };
+    let listed: Vec<_> = ways
+        .iter()
+        .map(|way| json!({ "way": way.what, "who": who(&way.who), "others": way.others }))
+        .collect();
+    output.result(&json!(listed), |_, _| {
+        let shown: Vec<String> = ways.iter().map(ToString::to_string).collect();
+        shown.join("\n")
+    });
 }
 
 /// What an agent would do that starts now.
