@@ -89,13 +89,34 @@ pub(super) fn intent_of(
     Ok(TargetImageIntent { offer, path, zeroed, replica, refused, in_place, qcow2: coming.qcow2 })
 }
 
-/// Whether there is room for `sent` bytes, of which `reused` are here already, and for those that are
-/// `beside` them: what is made of the images.
+/// Whether there is room for images that come, and for those bytes that are `beside` them: what is made of the
+/// images. What was `found` of them takes no more. Nobody makes room on devices.
 ///
 /// # Errors
 /// That there is not, and what to do.
-pub(super) fn check_space(pool: &Pool, sent: u64, beside: u64, reused: u64) -> Answer<()> {
-    let wanted = sent.saturating_sub(reused).saturating_add(beside);
+pub(super) fn check_space(
+    pool: &Pool,
+    images: &[ComingImage],
+    found: &[ExistingCopy],
+    beside: u64,
+) -> Answer<()> {
+    if pool.kind != PoolKind::Files {
+        return Ok(());
+    }
+    let comes = |(coming, found): (&ComingImage, &ExistingCopy)| {
+        (!matches!(found, ExistingCopy::InPlace(_))).then_some(coming.image.allocated)
+    };
+    let reused = |found: &ExistingCopy| match found {
+        ExistingCopy::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
+        _ => 0,
+    };
+    let sent = images.iter().zip(found).filter_map(comes).fold(0, u64::saturating_add);
+    let reused = found.iter().map(reused).sum();
+    check_free(pool, sent.saturating_sub(reused).saturating_add(beside))
+}
+
+/// Whether a pool of files has room for `wanted` bytes.
+fn check_free(pool: &Pool, wanted: u64) -> Answer<()> {
     let stat = rustix::fs::statvfs(&pool.path)
         .map_err(|why| failed(format!("pool '{}': {}", pool.name, std::io::Error::from(why))))?;
     let free = stat.f_bavail * stat.f_frsize;

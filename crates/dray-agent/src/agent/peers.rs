@@ -14,7 +14,7 @@ use dray_files::unix_ms;
 use dray_host::folder::intent::{Settings, TargetImageIntent, TargetIntent};
 use dray_host::folder::log::{End, Folder, TARGET_INTENT};
 use dray_host::migration::revive::may_come_back;
-use dray_host::pool::{Pool, PoolKind, check_name};
+use dray_host::pool::{Pool, check_name};
 use dray_host::record::CopyState;
 use dray_host::refusals::{Answer, conflict, failed, of_path, unknown_peer};
 use dray_host::registry::{Claimed, Entry};
@@ -225,25 +225,57 @@ impl Agent {
         images: &[ComingImage],
     ) -> Answer<Vec<Base>> {
         if let Some(slot) = self.targets.get(migration).filter(|slot| !slot.is_forgotten()) {
-            let same = slot.intent().peer == peer
-                && slot
-                    .intent()
-                    .images
-                    .iter()
-                    .map(|image| image.offer.id)
-                    .eq(images.iter().map(|coming| coming.image.id));
-            if let Some(wanted) = pool.filter(|_| same) {
-                self.check_same_pool(peer, wanted, &slot.intent())?;
-            }
-            let bases = || slot.intent().images.iter().map(TargetImageIntent::base).collect();
-            if same {
-                slot.prepared_again();
-            }
-            return match same {
-                false => Err(conflict("another migration has this id")),
-                true => self.check_same_bases(images, &slot.intent()).map(|()| bases()),
-            };
+            return self.prepare_again(peer, pool, images, &slot);
         }
+        self.check_new(migration)?;
+        let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
+        let pool = self.config.pool_for(known, pool).map_err(of_path)?;
+        images.iter().try_for_each(|coming| self.refuse_held(peer, &coming.image))?;
+        images.iter().try_for_each(|coming| self.refuse_twice(&coming.image, images))?;
+        self.show_newest(peer);
+        self.check_load(peer, images)?;
+        let owners = images.iter().map(owner_here).collect::<Answer<Vec<_>>>()?;
+        let found = self.found_for((known, pool), images)?;
+        let beside = check_made(&self.registry, pool, images)?;
+        check_space(pool, images, &found, beside)?;
+        let intents = images.iter().zip(&found);
+        let intents = intents.map(|(coming, found)| intent_of(pool, migration, coming, found));
+        let intent = TargetIntent {
+            migration,
+            peer: peer.to_owned(),
+            images: intents.collect::<Result<_, _>>()?,
+            settings: Settings::default(),
+            guest: None,
+            qemu: None,
+            started_unix_ms: unix_ms(),
+        };
+        self.make_partials(&intent, images, (&found, &owners))?;
+        self.begin_prepared(intent)
+    }
+
+    /// The same migration once more: the answer is as before, if the question is.
+    fn prepare_again(
+        &self,
+        peer: &str,
+        pool: Option<&str>,
+        images: &[ComingImage],
+        slot: &TargetSlot,
+    ) -> Answer<Vec<Base>> {
+        let intent = slot.intent();
+        let earlier = intent.images.iter().map(|image| image.offer.id);
+        if intent.peer != peer || !earlier.eq(images.iter().map(|coming| coming.image.id)) {
+            return Err(conflict("another migration has this id"));
+        }
+        if let Some(wanted) = pool {
+            self.check_same_pool(peer, wanted, &intent)?;
+        }
+        slot.prepared_again();
+        self.check_same_bases(images, &intent)?;
+        Ok(intent.images.iter().map(TargetImageIntent::base).collect())
+    }
+
+    /// Refuses an id that something else has here: a migration away, or what is left of one to here.
+    fn check_new(&self, migration: MigrationId) -> Answer<()> {
         let folder = Folder::of(&self.store, migration);
         // Its target knows the id before anything of it is durable here.
         let goes = self.preparing.contains(migration) || self.sources.get(migration).is_some();
@@ -259,52 +291,23 @@ impl Agent {
             return Err(conflict("the migration's folder at the target cannot be read")
                 .hint("see the target agent's log"));
         }
-        let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
-        let pool = self.config.pool_for(known, pool).map_err(of_path)?;
-        images.iter().try_for_each(|coming| self.refuse_held(peer, &coming.image))?;
-        images.iter().try_for_each(|coming| self.refuse_twice(&coming.image, images))?;
-        self.show_newest(peer);
-        self.check_load(peer, images)?;
-        let owners = images.iter().map(owner_here).collect::<Answer<Vec<_>>>()?;
-        let found = self.found_for((known, pool), images)?;
-        let reused = |found: &ExistingCopy| match found {
-            ExistingCopy::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
-            _ => 0,
-        };
-        let beside = check_made(&self.registry, pool, images)?;
-        if pool.kind == PoolKind::Files {
-            let comes = |(coming, found): (&ComingImage, &ExistingCopy)| {
-                (!matches!(found, ExistingCopy::InPlace(_))).then_some(coming.image.allocated)
-            };
-            let wanted = images.iter().zip(&found).filter_map(comes).fold(0, u64::saturating_add);
-            check_space(pool, wanted, beside, found.iter().map(reused).sum())?;
-        }
-        let intents = images.iter().zip(&found);
-        let intents = intents.map(|(coming, found)| intent_of(pool, migration, coming, found));
-        let intent = TargetIntent {
-            migration,
-            peer: peer.to_owned(),
-            images: intents.collect::<Result<_, _>>()?,
-            settings: Settings::default(),
-            guest: None,
-            qemu: None,
-            started_unix_ms: unix_ms(),
-        };
-        self.make_partials(&intent, images, (&found, &owners))?;
+        Ok(())
+    }
+
+    /// Begins a migration to here for whose images there is room. What was made for one that cannot begin goes.
+    fn begin_prepared(self: &Arc<Self>, intent: TargetIntent) -> Answer<Vec<Base>> {
+        let migration = intent.migration;
         let name = |image: &TargetImageIntent| image.name_here().to_owned();
         let names: Vec<_> = intent.images.iter().map(name).collect();
         let bases = intent.images.iter().map(TargetImageIntent::base).collect();
-        match self.begin_target(intent) {
-            Ok(()) => Ok(bases),
-            Err(why) => {
-                self.targets.remove(migration);
-                if let Err(why) = undo_prepared(&self.registry, &folder, &names) {
-                    tracing::warn!(%migration, %why,
-                        "cannot remove the files that were made for a migration");
-                }
-                Err(failed(why))
-            }
+        let Err(why) = self.begin_target(intent) else { return Ok(bases) };
+        self.targets.remove(migration);
+        let folder = Folder::of(&self.store, migration);
+        if let Err(why) = undo_prepared(&self.registry, &folder, &names) {
+            tracing::warn!(%migration, %why,
+                "cannot remove the files that were made for a migration");
         }
+        Err(failed(why))
     }
 
     /// What an earlier try has sent stays where it is, so the next one cannot go elsewhere.
