@@ -37,6 +37,27 @@ impl Agent {
         images.into_iter().map(ask).collect::<Result<_, _>>().map_err(failed)
     }
 
+    /// What images would begin with here, and how many bytes the index of contents of this host covers for this peer.
+    async fn answer_survey(
+        self: &Arc<Self>,
+        peer: &str,
+        number: Option<u64>,
+        pool: Option<String>,
+        images: Vec<SeedImage>,
+        backups: bool,
+    ) -> Answer<(Vec<Surveyed>, u64)> {
+        let reuses = self.config.peer(peer).is_some_and(|known| known.may(Right::Reuse));
+        let survey = self.questions.begin(peer, Bounded::Survey)?;
+        let indexed = if reuses { self.reuse.indexed_bytes() } else { 0 };
+        let (agent, peer) = (Arc::clone(self), peer.to_owned());
+        let look = move || {
+            // It counts until its threads have ended, whether anybody waits for them or not.
+            let _survey = survey;
+            agent.survey_for(&peer, number, pool.as_deref(), images, backups)
+        };
+        Ok((may_block(look).await?, indexed))
+    }
+
     /// What images would begin with here: each is looked for on a thread of its own. Of the wish
     /// `number`, what was expected of it.
     fn survey_for(
@@ -97,6 +118,18 @@ impl Agent {
 /// What peers ask of an agent.
 pub(super) struct Desk(pub Arc<Agent>);
 
+/// Looks on a thread that may block.
+async fn may_block<T: Send + 'static>(
+    look: impl FnOnce() -> Answer<T> + Send + 'static,
+) -> Answer<T> {
+    tokio::task::spawn_blocking(look).await.map_err(failed)?
+}
+
+/// What a peer is told of an answer, or that it is refused.
+fn reply<T>(answer: Answer<T>, of: impl FnOnce(T) -> Reply) -> Reply {
+    answer.map_or_else(Reply::Refused, of)
+}
+
 impl RequestHandler for Desk {
     async fn answer(&self, peer: &str, request: Request) -> Reply {
         let Self(agent) = self;
@@ -112,54 +145,26 @@ impl RequestHandler for Desk {
             Request::Prepare { migration, pool, images } => {
                 let room = agent.make_room(peer, migration, pool.as_deref(), &images).await;
                 let endpoint = Endpoint::nbd(&agent.nbd_socket());
-                match room {
-                    Ok(bases) => Reply::Prepared { endpoint, bases },
-                    Err(why) => Reply::Refused(why),
-                }
+                reply(room, |bases| Reply::Prepared { endpoint, bases })
             }
             Request::Seed { number, pool, images, link } => {
-                match agent.seed_for(peer, number, pool.as_deref(), images, link) {
-                    Ok(images) => Reply::Seeding { images },
-                    Err(why) => Reply::Refused(why),
-                }
+                let seeding = agent.seed_for(peer, number, pool.as_deref(), images, link);
+                reply(seeding, |images| Reply::Seeding { images })
             }
             Request::Holdings { image } => Reply::Holdings { held: agent.holdings(peer, image) },
             Request::Survey { number, pool, images, backups } => {
-                let reuses = agent.config.peer(peer).is_some_and(|known| known.may(Right::Reuse));
-                let survey = match agent.questions.begin(peer, Bounded::Survey) {
-                    Ok(survey) => survey,
-                    Err(why) => return Reply::Refused(why),
-                };
-                let indexed = if reuses { agent.reuse.indexed_bytes() } else { 0 };
-                let (agent, peer) = (Arc::clone(agent), peer.to_owned());
-                let look = move || {
-                    // It counts until its threads have ended, whether anybody waits for them or not.
-                    let _survey = survey;
-                    agent.survey_for(&peer, number, pool.as_deref(), images, backups)
-                };
-                match tokio::task::spawn_blocking(look).await {
-                    Ok(Ok(images)) => Reply::Surveyed { images, indexed },
-                    Ok(Err(why)) => Reply::Refused(why),
-                    Err(why) => Reply::Refused(failed(why)),
-                }
+                let surveyed = agent.answer_survey(peer, number, pool, images, backups).await;
+                reply(surveyed, |(images, indexed)| Reply::Surveyed { images, indexed })
             }
             Request::Bases { pool, images } => {
                 let (agent, peer) = (Arc::clone(agent), peer.to_owned());
                 let look = move || agent.bases_for(&peer, pool.as_deref(), &images);
-                match tokio::task::spawn_blocking(look).await {
-                    Ok(Ok(images)) => Reply::Bases { images },
-                    Ok(Err(why)) => Reply::Refused(why),
-                    Err(why) => Reply::Refused(failed(why)),
-                }
+                reply(may_block(look).await, |images| Reply::Bases { images })
             }
             Request::Fate { migration, images } => {
                 let (agent, peer) = (Arc::clone(agent), peer.to_owned());
                 let look = move || agent.fate_for(&peer, migration, &images);
-                match tokio::task::spawn_blocking(look).await {
-                    Ok(Ok(fate)) => Reply::Fate { fate },
-                    Ok(Err(why)) => Reply::Refused(why),
-                    Err(why) => Reply::Refused(failed(why)),
-                }
+                reply(may_block(look).await, |fate| Reply::Fate { fate })
             }
             Request::Forget { migration } => {
                 if let Some(slot) = agent.targets.get(migration) {
