@@ -1,7 +1,7 @@
 //! The checks of `dray prepare --chain flatten`, before it changes anything: whether another
 //! process can read the chain, how much data the guest sees, and what prevents the flattening.
 
-use super::selection::Plan;
+use super::selection::{Plan, name_there};
 use crate::agent::Agent;
 use dray_api::{ApiResult, Chain, ErrorKind, Prepare, Refusal, TargetFormat};
 use dray_host::folder::intent::SourceImage;
@@ -28,13 +28,13 @@ impl Agent {
         plan: &mut Plan,
         layer: &LayerPicture,
         path: PathBuf,
-        named: &impl Fn(&str, Option<&str>, &str) -> String,
+        command: &Prepare,
     ) -> ApiResult<usize> {
         let chain =
             chain_of(&layer.chain).map_err(|why| Refusal::new(ErrorKind::Conflict, what, why))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let device = Some(layer.plan.qdev.clone());
-        let target = named(&name, device.as_deref(), &raw_name(&name));
+        let target = name_there(command, &name, device.as_deref(), &raw_name(&name));
         let (id, len) = (ImageId(random_id()?), layer.plan.file_size);
         let offer = ImageOffer { id, name: target, len, read_only: false };
         let image = SourceImage { chain, ..SourceImage::new(name, offer, path, device) };

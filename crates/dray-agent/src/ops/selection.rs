@@ -37,46 +37,18 @@ impl Agent {
     ) -> ApiResult<(SourceIntent, Plan, Option<Picture>)> {
         self.session_settings(&command.to)?;
         refuse_format(command)?;
-        let named = |here: &str, device: Option<&str>, usual: &str| {
-            let other = command.names.get(here).or_else(|| command.names.get(device?));
-            let name = other.map_or(usual, String::as_str);
-            format!("{}{name}", command.prefix.as_deref().unwrap_or_default())
-        };
         let mut plan = Plan::default();
         let (vm, picture) = match &command.subject {
             Subject::Images { names } => {
-                refuse_flat_images(command)?;
-                for name in names {
-                    let target = named(name, None, &usual_name(self.registry.get(name), name));
-                    self.plan_resident(&mut plan, name, target, None, false)?;
-                }
-                self.ask_vms_of("cannot move images", names).await?;
+                self.plan_images(command, names, &mut plan).await?;
                 (None, None)
             }
             Subject::Vm { qmp } => {
-                let mut picture = self.picture(qmp).await?;
-                let what = format!("cannot move the vm behind {}", qmp.display());
-                picture.refuse_in_transit(&what)?;
-                picture.refuse_unfit(&[])?;
-                self.plan_frozen(&mut picture);
-                if command.chain == Chain::Flatten {
-                    picture.flatten()?;
-                    check_flat(&picture).await?;
-                }
-                picture.check_nodes(|_| true).await?;
-                for layers in &picture.disks {
-                    let mut found = Vec::new();
-                    for layer in layers {
-                        found.push(self.plan_layer(&mut plan, layer, &named)?);
-                    }
-                    plan.disks.push(found);
-                }
-                let name = picture.name.clone();
+                let picture = self.plan_vm(command, qmp, &mut plan).await?;
+                let (qmp, name) = (qmp.clone(), picture.name.clone());
                 let target_qmp = command.target_qmp.clone();
-                (
-                    Some(SourceVm { qmp: qmp.clone(), name, qemu: None, target_qmp, facts: None }),
-                    Some(picture),
-                )
+                let vm = SourceVm { qmp, name, qemu: None, target_qmp, facts: None };
+                (Some(vm), Some(picture))
             }
         };
         if command.target_format == TargetFormat::Qcow2 {
@@ -84,10 +56,56 @@ impl Agent {
         }
         check_names(&plan)?;
         self.check_named(command, &plan)?;
+        let intent = self.source_intent(command, &plan, vm)?;
+        Ok((intent, plan, picture))
+    }
+
+    /// Images of this host that are not asked for with a VM.
+    async fn plan_images(
+        &self,
+        command: &Prepare,
+        names: &[String],
+        plan: &mut Plan,
+    ) -> ApiResult<()> {
+        refuse_flat_images(command)?;
+        for name in names {
+            let usual = usual_name(self.registry.get(name), name);
+            let target = name_there(command, name, None, &usual);
+            self.plan_resident(plan, name, target, None, false)?;
+        }
+        self.ask_vms_of("cannot move images", names).await
+    }
+
+    /// All disks of a VM, and how it looks.
+    async fn plan_vm(&self, command: &Prepare, qmp: &Path, plan: &mut Plan) -> ApiResult<Picture> {
+        let mut picture = self.picture(qmp).await?;
+        let what = format!("cannot move the vm behind {}", qmp.display());
+        picture.refuse_in_transit(&what)?;
+        picture.refuse_unfit(&[])?;
+        self.plan_frozen(&mut picture);
+        if command.chain == Chain::Flatten {
+            picture.flatten()?;
+            check_flat(&picture).await?;
+        }
+        picture.check_nodes(|_| true).await?;
+        for layers in &picture.disks {
+            let found = layers.iter().map(|layer| self.plan_layer(plan, layer, command));
+            let found = found.collect::<ApiResult<_>>()?;
+            plan.disks.push(found);
+        }
+        Ok(picture)
+    }
+
+    /// What is to be made durable of the plan: a new migration, or an earlier try once more.
+    fn source_intent(
+        &self,
+        command: &Prepare,
+        plan: &Plan,
+        vm: Option<SourceVm>,
+    ) -> ApiResult<SourceIntent> {
         let epoch = plan.images.iter().filter_map(|image| self.epoch_of(image)).max();
-        let known = self.earlier_try(&command.to, &mut plan);
-        let intent = SourceIntent {
-            migration: match known {
+        Ok(SourceIntent {
+            migration: match self.earlier_try(&command.to, plan) {
                 Some(migration) => migration,
                 None => MigrationId(random_id()?),
             },
@@ -98,8 +116,7 @@ impl Agent {
             epoch: epoch.unwrap_or(Epoch(1)),
             started_unix_ms: unix_ms(),
             adopted: Vec::new(),
-        };
-        Ok((intent, plan, picture))
+        })
     }
 
     /// The epoch of an image that this host serves, or that QEMU has taken back.
@@ -141,7 +158,7 @@ impl Agent {
 
     /// A failed or cancelled migration of the same resident images to the same host: what its
     /// target still has is used again.
-    fn earlier_try(&self, to: &str, plan: &mut Plan) -> Option<MigrationId> {
+    fn earlier_try(&self, to: &str, plan: &Plan) -> Option<MigrationId> {
         let same = |intent: &SourceIntent| {
             intent.peer == to
                 && intent.adopted.is_empty()
@@ -173,7 +190,7 @@ impl Agent {
         &self,
         plan: &mut Plan,
         layer: &LayerPicture,
-        named: &impl Fn(&str, Option<&str>, &str) -> String,
+        command: &Prepare,
     ) -> ApiResult<usize> {
         let device = Some(layer.plan.qdev.clone());
         match &layer.place {
@@ -181,11 +198,11 @@ impl Agent {
                 let entry = self.registry.get(name);
                 let flat = entry.as_ref().is_some_and(|entry| entry.flat.is_some());
                 let usual = if flat { raw_name(name) } else { usual_name(entry, name) };
-                let target = named(name, device.as_deref(), &usual);
+                let target = name_there(command, name, device.as_deref(), &usual);
                 let read_only = layer.plan.depth > 0;
                 self.plan_resident(plan, name, target, device, read_only)
             }
-            LayerLocation::Local(path) => self.plan_local(plan, layer, path, named),
+            LayerLocation::Local(path) => self.plan_local(plan, layer, path, command),
         }
     }
 
@@ -232,7 +249,7 @@ impl Agent {
         plan: &mut Plan,
         layer: &LayerPicture,
         path: &Path,
-        named: &impl Fn(&str, Option<&str>, &str) -> String,
+        command: &Prepare,
     ) -> ApiResult<usize> {
         let what = format!("cannot move disk {}", layer.plan.qdev);
         self.check_file(&what, path, false)?;
@@ -242,7 +259,7 @@ impl Agent {
             return Ok(known);
         }
         if !layer.chain.is_empty() {
-            return self.plan_flat(&what, plan, layer, path, named);
+            return self.plan_flat(&what, plan, layer, path, command);
         }
         let options = FileOptions { write: false, direct: false, export_len: None };
         let file = FileImage::open(&path, options).map_err(|why| io_error(&what, why))?;
@@ -259,7 +276,7 @@ impl Agent {
             None => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         };
         let device = (!backing).then(|| layer.plan.qdev.clone());
-        let target = named(&name, device.as_deref(), &name);
+        let target = name_there(command, &name, device.as_deref(), &name);
         let base = self.digests.identity(&path).filter(|_| read_only).map(|(id, _)| id);
         // A copy of the same content under another name is another image.
         let base = base.filter(|id| plan.images.iter().all(|image| image.offer.id != *id));
@@ -297,6 +314,19 @@ impl Agent {
     }
 }
 
+/// What an image or disk of this host is called at the target: as the command names it, or as usual.
+pub(super) fn name_there(
+    command: &Prepare,
+    here: &str,
+    device: Option<&str>,
+    usual: &str,
+) -> String {
+    let named = &command.names;
+    let other = named.get(here).or_else(|| named.get(device?));
+    let prefix = command.prefix.as_deref().unwrap_or_default();
+    format!("{prefix}{}", other.map_or(usual, String::as_str))
+}
+
 fn check_names(plan: &Plan) -> ApiResult<()> {
     let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
     for image in &plan.images {
@@ -321,4 +351,27 @@ pub(super) fn layer_plans(picture: &Picture, plan: &Plan) -> ApiResult<Vec<(u16,
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_image_is_called_as_the_command_names_it_or_its_disk() {
+        let command = json!({
+            "subject": {"vm": {"qmp": "/run/vm.sock"}},
+            "to": "hostb",
+            "prefix": "new-",
+            "names": {"a.raw": "root.raw", "disk1": "data.raw"},
+        });
+        let command = serde_json::from_value(command).unwrap();
+        let named = |here, device| name_there(&command, here, device, "usual.raw");
+        assert_eq!(named("a.raw", None), "new-root.raw");
+        assert_eq!(named("a.raw", Some("disk1")), "new-root.raw");
+        assert_eq!(named("b.raw", Some("disk1")), "new-data.raw");
+        assert_eq!(named("b.raw", Some("disk2")), "new-usual.raw");
+        assert_eq!(named("b.raw", None), "new-usual.raw");
+    }
 }
