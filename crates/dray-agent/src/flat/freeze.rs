@@ -11,7 +11,7 @@ use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
 use dray_host::abort;
 use dray_host::flat::{Flat, open_overlay};
 use dray_host::record::chain::{FlatRecord, Turn};
-use dray_host::record::{Adopted, ImageRecord, NameKind};
+use dray_host::record::{ImageRecord, NameKind};
 use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_host::{refusals::random_id, registry::real_path};
@@ -105,14 +105,7 @@ impl Agent {
         let record = ImageRecord {
             mode: names::file_mode(&path).map_err(|why| failed(&why))?,
             format: Some("raw".to_owned()),
-            adopted: Some(Adopted {
-                qmp: picture.qmp().socket().to_owned(),
-                qemu: picture.look.process.clone(),
-                device: plan.qdev.clone(),
-                splice: serde_json::to_value(&layer.chain).map_err(|why| failed(&why))?,
-                noted: self.noted(picture, plan).is_some(),
-                done: false,
-            }),
+            adopted: Some(self.adopted_by(what, picture, plan, &layer.chain)?),
             flat: Some(FlatRecord {
                 layers,
                 turn: Some(Turn { home: false, running, done: false }),

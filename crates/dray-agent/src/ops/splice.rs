@@ -4,7 +4,9 @@ use super::released::not_released;
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{Adopt, ApiResult, ErrorKind, Refusal, Release, Spliced, SplicedDisk};
+use dray_engine::lineage::Lineage;
 use dray_host::abort;
+use dray_host::folder::intent::SourceVm;
 use dray_host::process::QemuProcess;
 use dray_host::record::{Adopted, CopyState, ImageRecord};
 use dray_host::refusals::random_id;
@@ -16,7 +18,7 @@ use dray_host::settle::Rule;
 use dray_image::{FileImage, growable_len, names};
 use dray_migrate::source::SourceSlot;
 use dray_qemu::{AdoptOptions, LayerPlan, Pivot, Qmp};
-use dray_types::{Epoch, ImageId};
+use dray_types::{BlockSet, Epoch, ImageId, MigrationId};
 use dray_vm::hypervisor::Vm;
 use dray_vm::look::process_of;
 use dray_vm::picture::{LayerLocation, LayerPicture, Picture, on_local};
@@ -24,8 +26,9 @@ use dray_vm::qemu_error;
 use dray_vm::released::watch::Watch;
 use dray_vm::released::{plan_of, release, taking};
 use dray_vm::{own, own_files};
+use serde::Serialize;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -188,13 +191,7 @@ impl Agent {
         self.check_file(what, &path, false)?;
         let path = real_path(&path).map_err(|why| io_error(what, why))?;
         self.check_writable(what, &path)?;
-        let growable = plan.format != "raw";
-        let splice = serde_json::to_value(plan).map_err(|why| io_error(what, why))?;
-        let known = self.registry.known_at(&path);
-        let mut known = known.filter(|(note, ..)| id.is_none_or(|id| id == note.image.id));
-        if let Some((note, ..)) = &mut known {
-            self.trust_if_on_its_node(what, picture, plan, note)?;
-        }
+        let known = self.known_before(what, picture, plan, (&path, id))?;
         // As others know it, if it was an image before.
         let name = match &known {
             Some((note, ..)) => note.image.name.clone(),
@@ -206,23 +203,10 @@ impl Agent {
             (None, Some((note, ..))) => note.image.id,
             (None, None) => ImageId(random_id()?),
         };
-        let len = if growable { growable_len(plan.file_size, plan.size) } else { plan.file_size };
-        let noted = self.noted(picture, plan).is_some();
         let mut record = ImageRecord {
-            mode: names::file_mode(&path).map_err(|why| io_error(what, why))?,
-            device: is_device(&path),
-            growable,
-            format: Some(plan.format.clone()),
             epoch: known.as_ref().map_or(Epoch(1), |(note, ..)| note.image.epoch),
-            adopted: Some(Adopted {
-                qmp: picture.qmp().socket().to_owned(),
-                qemu: picture.look.process.clone(),
-                device: plan.qdev.clone(),
-                splice,
-                noted,
-                done: false,
-            }),
-            ..ImageRecord::owned(name, id, path, len)
+            adopted: Some(self.adopted_by(what, picture, plan, plan)?),
+            ..record_of_file(what, plan, (name, id, path))?
         };
         let file = self.registry.open_file(&record).map_err(|why| io_error(what, why))?;
         record.len = file.geometry().len;
@@ -239,6 +223,40 @@ impl Agent {
             }
             None => Ok((self.registry.add(record, file).map_err(failed)?, None, operation)),
         }
+    }
+
+    /// What is known of a file that was an image before, unless another image than `id` is meant.
+    fn known_before(
+        &self,
+        what: &str,
+        picture: &Picture,
+        plan: &LayerPlan,
+        (path, id): (&Path, Option<ImageId>),
+    ) -> ApiResult<Option<(Released, Lineage, BlockSet)>> {
+        let known = self.registry.known_at(path);
+        let mut known = known.filter(|(note, ..)| id.is_none_or(|id| id == note.image.id));
+        if let Some((note, ..)) = &mut known {
+            self.trust_if_on_its_node(what, picture, plan, note)?;
+        }
+        Ok(known)
+    }
+
+    /// From whom a disk is adopted, and how it gets back: by what `splice` says.
+    pub(crate) fn adopted_by(
+        &self,
+        what: &str,
+        picture: &Picture,
+        plan: &LayerPlan,
+        splice: &impl Serialize,
+    ) -> ApiResult<Adopted> {
+        Ok(Adopted {
+            qmp: picture.qmp().socket().to_owned(),
+            qemu: picture.look.process.clone(),
+            device: plan.qdev.clone(),
+            splice: serde_json::to_value(splice).map_err(|why| io_error(what, why))?,
+            noted: self.noted(picture, plan).is_some(),
+            done: false,
+        })
     }
 
     /// The bitmap of a disk that was released knows of writes through its own node. One that comes back on another
@@ -325,52 +343,79 @@ impl Agent {
         let Some(vm) = &intent.vm else { return };
         for name in &intent.adopted {
             let Some(entry) = self.registry.get(name) else { continue };
-            let undone = async {
-                // One that takes part in another migration by now is that one's.
-                let own = slot.board.migration;
-                let _operation = self
-                    .registry
-                    .operate_for(name, "release", own)
-                    .map_err(|why| not_taken("cannot release", why))?;
-                let record = entry.record();
-                self.registry
-                    .update(&entry, |record| record.migration = None)
-                    .map_err(|why| io_error("cannot forget an image", why))?;
-                if entry.flat.is_none()
-                    && let Some(qemu) = self.registry.ended_vm(&record)
-                {
-                    return self.give_back(&entry, &qemu);
-                }
-                let failed = |why: dray_qemu::Error| qemu_error("cannot release", &why);
-                let connected;
-                let vm = match through {
-                    Some(vm) => vm,
-                    None => {
-                        connected = own::connect(&*self.hypervisor, vm).await.map_err(failed)?;
-                        &*connected
-                    }
-                };
-                let qmp = vm.monitor();
-                let look = vm.look().await.map_err(failed)?;
-                self.note_device(&look, &entry).map_err(|why| io_error("cannot release", why))?;
-                if entry.flat.is_some() {
-                    return self.bring_home(qmp, &entry).await.map(drop);
-                }
-                let plan = adopted_plan(&entry.record())?;
-                if self.rule_by(&look, &entry) == Some(Rule::MovedAway)
-                    && self.let_go_of_moved(qmp, &plan, &entry).await?
-                {
-                    return Ok(());
-                }
-                self.release_taken(qmp, &plan, name).await.map(drop)
-            };
-            if let Err(why) = undone.await {
+            let undone = self.unadopt_disk(slot.board.migration, vm, through, &entry).await;
+            if let Err(why) = undone {
                 tracing::warn!(image = name, %why, "a disk stays under dray");
                 let hint = why.hint.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default();
                 slot.board.notice(format!("disk {name} stays under dray: {why}{hint}"));
             }
         }
     }
+
+    /// One disk after a migration, `own`, that left its guest here.
+    async fn unadopt_disk(
+        &self,
+        own: MigrationId,
+        vm: &SourceVm,
+        through: Option<&dyn Vm>,
+        entry: &Entry,
+    ) -> ApiResult<()> {
+        // One that takes part in another migration by now is that one's.
+        let _operation = self
+            .registry
+            .operate_for(&entry.record().name, "release", own)
+            .map_err(|why| not_taken("cannot release", why))?;
+        let record = entry.record();
+        self.registry
+            .update(entry, |record| record.migration = None)
+            .map_err(|why| io_error("cannot forget an image", why))?;
+        if entry.flat.is_none()
+            && let Some(qemu) = self.registry.ended_vm(&record)
+        {
+            return self.give_back(entry, &qemu);
+        }
+        if let Some(vm) = through {
+            return self.unadopt_from(vm, entry).await;
+        }
+        let vm = own::connect(&*self.hypervisor, vm).await;
+        let vm = vm.map_err(|why| qemu_error("cannot release", &why))?;
+        self.unadopt_from(&*vm, entry).await
+    }
+
+    /// Gives a disk back to its VM, which is where the disk is now, unless another program has moved the disk away.
+    async fn unadopt_from(&self, vm: &dyn Vm, entry: &Entry) -> ApiResult<()> {
+        let qmp = vm.monitor();
+        let look = vm.look().await.map_err(|why| qemu_error("cannot release", &why))?;
+        self.note_device(&look, entry).map_err(|why| io_error("cannot release", why))?;
+        if entry.flat.is_some() {
+            return self.bring_home(qmp, entry).await.map(drop);
+        }
+        let record = entry.record();
+        let plan = adopted_plan(&record)?;
+        if self.rule_by(&look, entry) == Some(Rule::MovedAway)
+            && self.let_go_of_moved(qmp, &plan, entry).await?
+        {
+            return Ok(());
+        }
+        self.release_taken(qmp, &plan, &record.name).await.map(drop)
+    }
+}
+
+/// The file of a disk as an image. It is as long as its export, which grows with the disk unless it is raw.
+fn record_of_file(
+    what: &str,
+    plan: &LayerPlan,
+    (name, id, path): (String, ImageId, PathBuf),
+) -> ApiResult<ImageRecord> {
+    let growable = plan.format != "raw";
+    let len = if growable { growable_len(plan.file_size, plan.size) } else { plan.file_size };
+    Ok(ImageRecord {
+        mode: names::file_mode(&path).map_err(|why| io_error(what, why))?,
+        device: is_device(&path),
+        growable,
+        format: Some(plan.format.clone()),
+        ..ImageRecord::owned(name, id, path, len)
+    })
 }
 
 /// How an adopted disk gets back.
