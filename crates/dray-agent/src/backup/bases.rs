@@ -4,18 +4,17 @@
 //! it.
 
 use super::moment::disk_error;
+use super::run::BackupRun;
 use super::write::ImageWriter;
 use crate::agent::Agent;
-use crate::jobs::Job;
 use dray_api::{ApiResult, BackedUp, ErrorKind, Refusal};
-use dray_backup::{Consistency, Info, Repository, WriterOptions};
+use dray_backup::{Consistency, Info};
 use dray_files::unix_ms;
 use dray_host::abort;
 use dray_host::registry::Entry;
 use dray_host::registry::real_path;
 use dray_host::stamp::FileStamp;
 use dray_image::{Disk, FileImage, FileOptions, Image, Snapshot, SpillFile};
-use dray_net::pace::Pacer;
 use dray_provider::bases::{Reading, identity};
 use dray_provider::destination::failed;
 use dray_types::{Ancestor, BlockRange, BlockSet, ImageId};
@@ -26,18 +25,6 @@ use std::time::Duration;
 
 /// How often a digest that is being worked out is asked for.
 const EVERY: Duration = Duration::from_millis(100);
-
-/// What backups of base images have in common.
-pub struct Bases<'a> {
-    /// What is being done, for errors.
-    pub what: &'a str,
-    /// The repository that gets the backup.
-    pub repository: &'a Repository,
-    /// The job that counts the progress and can be cancelled.
-    pub job: &'a Job,
-    /// The operator's limit, of what is read.
-    pub pacer: &'a Pacer,
-}
 
 /// A base image.
 struct Base {
@@ -64,20 +51,20 @@ impl Agent {
     /// Whatever keeps one of them from being backed up.
     pub fn back_up_bases(
         &self,
-        bases: &Bases<'_>,
+        run: &BackupRun<'_>,
         entries: &[Arc<Entry>],
     ) -> ApiResult<Vec<BackedUp>> {
         let mut paths = BTreeSet::new();
         for entry in entries {
-            paths.extend(self.base_paths(bases.what, entry)?);
+            paths.extend(self.base_paths(run.what, entry)?);
         }
         let mut done = Vec::new();
         for path in paths {
-            let base = self.known_base(bases, path)?;
-            let known = bases.repository.backups(base.id);
-            let known = known.map_err(|why| failed(bases.what, &why))?.backups;
+            let base = self.known_base(run, path)?;
+            let known = run.repository.backups(base.id);
+            let known = known.map_err(|why| failed(run.what, &why))?.backups;
             if known.iter().all(|backup| backup.info.generation != base.generation) {
-                done.push(self.back_up_base(bases, &base)?);
+                done.push(self.back_up_base(run, &base)?);
             }
         }
         Ok(done)
@@ -99,11 +86,11 @@ impl Agent {
     }
 
     /// Waits until the file's digest is known.
-    fn known_base(&self, bases: &Bases<'_>, path: PathBuf) -> ApiResult<Base> {
+    fn known_base(&self, run: &BackupRun<'_>, path: PathBuf) -> ApiResult<Base> {
         loop {
-            if bases.job.is_cancelled() {
+            if run.job.is_cancelled() {
                 let why = "the operator cancelled it";
-                return Err(Refusal::new(ErrorKind::Cancelled, bases.what, why));
+                return Err(Refusal::new(ErrorKind::Cancelled, run.what, why));
             }
             match self.digests.ask(&path) {
                 Reading::Ready(stamp, digest) => {
@@ -112,19 +99,17 @@ impl Agent {
                 }
                 Reading::Running { .. } => std::thread::sleep(EVERY),
                 Reading::Failed(why) => {
-                    return Err(Refusal::new(ErrorKind::Io, bases.what, why));
+                    return Err(Refusal::new(ErrorKind::Io, run.what, why));
                 }
             }
         }
     }
 
-    fn back_up_base(&self, bases: &Bases<'_>, base: &Base) -> ApiResult<BackedUp> {
-        let Bases { what, repository, job, pacer } = *bases;
+    fn back_up_base(&self, run: &BackupRun<'_>, base: &Base) -> ApiResult<BackedUp> {
+        let BackupRun { what, job, pacer, .. } = *run;
         let (name, len) = (base.name(), base.stamp.len);
         let nth = job.add(&name);
-        let options = WriterOptions { threads: super::run::THREADS, ..WriterOptions::default() };
-        let writer = repository.writer(base.id, len, None, options);
-        let mut writer = writer.map_err(|why| failed(what, &why))?;
+        let mut writer = run.writer(base.id, len, None)?;
         let snapshot = self.base_snapshot(base).map_err(|why| disk_error(what, &why))?;
         ImageWriter { what, len, writer: &mut writer, pacer, job, nth }.run(&snapshot)?;
         check_unchanged(what, base)?;

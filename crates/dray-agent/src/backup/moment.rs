@@ -3,11 +3,12 @@
 //! is done before and after.
 
 use dray_api::{ApiResult, ErrorKind, Refusal};
-use dray_backup::PIECE_BYTES;
+use dray_backup::{Consistency, PIECE_BYTES};
 use dray_files::unix_ms;
 use dray_host::abort;
-use dray_host::lineage::{ImageLineage, Turning};
+use dray_host::lineage::{ImageLineage, Turn, Turning};
 use dray_host::registry::Entry;
+use dray_image::snapshot::Prepared;
 use dray_image::{Quiesced, Snapshot, SpillFile};
 use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet, GenerationId};
 use dray_vm::frozen::FrozenGuests;
@@ -58,6 +59,8 @@ pub struct Moment {
     pub unix_ms: u64,
     /// How long writes were held back.
     pub quiet: Duration,
+    /// What a guest would find in the images.
+    pub consistency: Consistency,
 }
 
 /// The blocks of all pieces that `blocks` touch.
@@ -84,6 +87,39 @@ fn held(subject: &Subject) -> Vec<GenerationId> {
     subject.parent.iter().map(|parent| parent.id).chain(subject.held.iter().copied()).collect()
 }
 
+/// An image whose moment can come: what may take its time is done.
+struct Ready<'a> {
+    subject: &'a Subject,
+    prepared: Prepared,
+    turning: Turning<'a>,
+}
+
+impl<'a> Ready<'a> {
+    /// While nobody writes its generation ends, at `unix_ms`, and its snapshot begins.
+    fn turn(
+        self,
+        what: &str,
+        quiet: &Quiesced,
+        (host, unix_ms): (&str, u64),
+    ) -> ApiResult<(Taken, Turn<'a>)> {
+        let Self { subject, prepared, turning } = self;
+        let disk = &subject.entry.disk;
+        let turn = turning.turn(disk, quiet, host, unix_ms);
+        let turn = turn.map_err(|why| Refusal::new(ErrorKind::Io, what, why))?;
+        let changed = subject.parent.and_then(|parent| turn.changed_since(parent.id));
+        let wanted = changed.as_ref().map_or_else(|| whole(subject), whole_pieces);
+        let snapshot = disk.snapshot(prepared, quiet, &wanted);
+        let taken = Taken {
+            snapshot: snapshot.map_err(|why| disk_error(what, &why))?,
+            generation: turn.closed(),
+            ancestors: subject.line.ancestors(),
+            incremental: changed.is_some(),
+            changed_blocks: changed.as_ref().map_or_else(|| whole(subject).len(), BlockSet::len),
+        };
+        Ok((taken, turn))
+    }
+}
+
 /// Takes the moment. With the socket of a guest agent the guest's file systems are frozen in it.
 ///
 /// # Errors
@@ -95,15 +131,8 @@ pub fn take(
     host: &str,
     (guests, freeze): (&FrozenGuests, Option<&Path>),
 ) -> ApiResult<Moment> {
-    let failed = |why: dray_image::Error| disk_error(what, &why);
     let failed_io = |why: io::Error| Refusal::new(ErrorKind::Io, what, why);
-    let mut prepared = Vec::new();
-    for subject in subjects {
-        let len = subject.entry.record().len;
-        let spill = Box::new(SpillFile::create(&subject.spill, len).map_err(failed)?);
-        let disk = &subject.entry.disk;
-        prepared.push(disk.prepare_snapshot(&expected(subject), spill).map_err(failed)?);
-    }
+    let prepared = prepare(what, subjects)?;
     let frozen = freeze.map(|socket| guests.freeze(socket)).transpose().map_err(|why| {
         Refusal::new(ErrorKind::Hypervisor, what, format!("cannot freeze the guest: {why}"))
             .hint("without --fsfreeze, the backup is in the state after a power cut")
@@ -114,33 +143,36 @@ pub fn take(
     let began = Instant::now();
     let quiet = quiesce(what, subjects)?;
     let unix_ms = unix_ms();
-    let mut taken = Vec::new();
+    let mut images = Vec::new();
     let mut turns = Vec::new();
     let parts = subjects.iter().zip(&quiet).zip(prepared.into_iter().zip(turnings));
     for ((subject, quiet), (prepared, turning)) in parts {
-        let disk = &subject.entry.disk;
-        let turn = turning.turn(disk, quiet, host, unix_ms).map_err(failed_io)?;
-        let changed = subject.parent.and_then(|parent| turn.changed_since(parent.id));
-        let wanted = changed.as_ref().map_or_else(|| whole(subject), whole_pieces);
-        taken.push(Taken {
-            snapshot: disk.snapshot(prepared, quiet, &wanted).map_err(failed)?,
-            generation: turn.closed(),
-            ancestors: subject.line.ancestors(),
-            incremental: changed.is_some(),
-            changed_blocks: changed.as_ref().map_or_else(|| whole(subject).len(), BlockSet::len),
-        });
+        let ready = Ready { subject, prepared, turning };
+        let (taken, turn) = ready.turn(what, quiet, (host, unix_ms))?;
+        images.push(taken);
         turns.push(turn);
     }
     drop(quiet);
     abort::step("Backup-Turned");
     let quiet = began.elapsed();
+    let consistency = frozen.as_ref().map_or(Consistency::Crash, |_| Consistency::Filesystem);
     if let Some(frozen) = frozen {
         frozen.thaw().map_err(|why| Refusal::new(ErrorKind::Hypervisor, what, why))?;
     }
     subjects.iter().try_for_each(|subject| sync(what, subject))?;
     abort::step("Backup-Synced");
     turns.into_iter().try_for_each(|turn| turn.commit().map(drop)).map_err(failed_io)?;
-    Ok(Moment { images: taken, unix_ms, quiet })
+    Ok(Moment { images, unix_ms, quiet, consistency })
+}
+
+/// What can be done for the snapshots before anybody is held up.
+fn prepare(what: &str, subjects: &[Subject]) -> ApiResult<Vec<Prepared>> {
+    let prepare = |subject: &Subject| {
+        let len = subject.entry.record().len;
+        let spill = Box::new(SpillFile::create(&subject.spill, len)?);
+        subject.entry.disk.prepare_snapshot(&expected(subject), spill)
+    };
+    subjects.iter().map(prepare).collect::<Result<_, _>>().map_err(|why| disk_error(what, &why))
 }
 
 /// What the backup is going to read may be in memory only, and nobody would hear of its loss in a power cut: the blocks

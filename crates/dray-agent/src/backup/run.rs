@@ -1,7 +1,6 @@
 //! One backup from its beginning to its end, on a thread of its own.
 
-use super::bases::Bases;
-use super::moment::{self, Subject, Taken};
+use super::moment::{self, Moment, Subject, Taken};
 use super::write::ImageWriter;
 use crate::agent::Agent;
 use crate::jobs::{Job, Lease};
@@ -15,14 +14,14 @@ use dray_net::pace::Pacer;
 use dray_provider::destination::Destination;
 use dray_provider::destination::failed;
 use dray_provider::notes::{self, Note};
-use dray_types::{Ancestor, BLOCK_SIZE, BitRate};
+use dray_types::{Ancestor, BLOCK_SIZE, BitRate, ImageId};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::runtime::Handle;
 
 /// Threads that hash, compress and write: the processors belong to the guests.
-pub(super) const THREADS: usize = 2;
+const THREADS: usize = 2;
 
 /// What was asked for.
 #[derive(Debug, Clone)]
@@ -41,10 +40,23 @@ pub struct Order {
     pub keep_last: Option<u32>,
 }
 
-/// What an image's backup builds on.
-struct Ground {
+/// One backup under way.
+pub struct BackupRun<'a> {
+    /// What is being done, for errors.
+    pub what: &'a str,
+    /// The repository that gets the backup.
+    pub repository: &'a Repository,
+    /// The job that counts the progress and can be cancelled.
+    pub job: &'a Job,
+    /// The operator's limit, of what is read.
+    pub pacer: &'a Pacer,
+}
+
+/// An image's backup that has begun: what it builds on, and who writes it.
+struct Begun {
     parent: Option<Manifest>,
     full_because: Option<String>,
+    writer: Writer,
 }
 
 /// The parent of a new backup among those that there are, oldest first: the newest one of a
@@ -114,59 +126,58 @@ impl Agent {
         let found = found.collect::<ApiResult<Vec<_>>>()?;
         let repository = order.destination.open()?;
         let pacer = Pacer::new(order.bandwidth);
+        let run =
+            BackupRun { what: &what, repository: &repository, job: &lease.job, pacer: &pacer };
         let entries: Vec<_> = found.iter().map(|(entry, _)| Arc::clone(entry)).collect();
-        let below = Bases { what: &what, repository: &repository, job: &lease.job, pacer: &pacer };
         // First: without them the rest is of no use.
-        let mut done = self.back_up_bases(&below, &entries)?;
-        let mut grounds = Vec::new();
-        let mut writers = Vec::new();
-        for (entry, line) in &found {
-            let ground = ground(&what, &repository, entry, line, order.full)?;
-            writers.push(begin(&what, &repository, entry, ground.parent.as_ref())?);
-            grounds.push(ground);
-        }
-        let subjects: Vec<Subject> = found
-            .into_iter()
-            .zip(&grounds)
-            .map(|((entry, line), ground)| self.subject(&what, entry, line, ground))
-            .collect::<ApiResult<_>>()?;
+        let mut images = self.back_up_bases(&run, &entries)?;
+        let begun = found.iter().map(|(entry, line)| run.begin(entry, line, order.full));
+        let begun = begun.collect::<ApiResult<Vec<_>>>()?;
+        let subjects = found.into_iter().zip(&begun);
+        let subjects = subjects
+            .map(|((entry, line), begun)| self.subject(&what, entry, line, begun.parent.as_ref()));
+        let subjects = subjects.collect::<ApiResult<Vec<_>>>()?;
         abort::step("Backup-Moment");
-        let host = &self.config.name;
-        let moment =
-            moment::take(&what, &subjects, host, (&self.frozen, order.fsfreeze.as_deref()))?;
+        let guests = (&self.frozen, order.fsfreeze.as_deref());
+        let moment = moment::take(&what, &subjects, &self.config.name, guests)?;
+        let (taken_unix_ms, quiet) = (moment.unix_ms, moment.quiet);
+        let consistency = shown(moment.consistency);
         // What was here then is what the guest had only if its disk was here until then.
         ask_vms()?;
-        let frozen = order.fsfreeze.is_some();
-        let consistency = if frozen { Consistency::Filesystem } else { Consistency::Crash };
         abort::step("Backup-Committed");
-        let parts = subjects.iter().zip(grounds).zip(writers).zip(moment.images);
-        for (nth, (((subject, mut ground), mut writer), taken)) in parts.enumerate() {
-            if ground.parent.is_some() && !taken.incremental {
-                // The line has ended since: what the parent holds is not what it seems.
-                ground.parent = None;
-                ground.full_because = Some("the image's line of generations has ended".into());
-                writer = begin(&what, &repository, &subject.entry, None)?;
-            }
-            let registry = &*self.registry;
-            let one = One { what: &what, registry, subject, job: &lease.job, pacer: &pacer, nth };
-            let info = self.info(subject, &taken, &ground, moment.unix_ms, consistency);
-            done.push(one.finish(writer, &taken, ground, info)?);
-            self.note_backup(&subject.entry.record().name, &taken, &order.destination);
-        }
-        let pruned = match order.keep_last {
-            Some(last) => prune(&what, &repository, &subjects, last)?,
-            None => 0,
-        };
+        images.extend(self.write_images(&run, &order.destination, (&subjects, begun), moment)?);
+        let pruned = order.keep_last.map_or(Ok(0), |last| run.prune(&subjects, last))?;
         tracing::info!(to = order.destination.shown, images = ?order.images, "made a backup");
         Ok(BackupDone {
             to: order.destination.shown.clone(),
-            taken_unix_ms: moment.unix_ms,
-            quiet_ms: moment.quiet.as_secs_f64() * 1e3,
+            taken_unix_ms,
+            quiet_ms: quiet.as_secs_f64() * 1e3,
             seconds: began.elapsed().as_secs_f64(),
-            consistency: shown(consistency),
-            images: done,
+            consistency,
+            images,
             pruned,
         })
+    }
+
+    /// Writes what the images held at the moment, one after the other, and notes where that is.
+    fn write_images(
+        &self,
+        run: &BackupRun<'_>,
+        to: &Destination,
+        (subjects, begun): (&[Subject], Vec<Begun>),
+        moment: Moment,
+    ) -> ApiResult<Vec<BackedUp>> {
+        let (unix_ms, consistency) = (moment.unix_ms, moment.consistency);
+        let mut done = Vec::new();
+        let parts = subjects.iter().zip(begun).zip(moment.images);
+        for (nth, ((subject, begun), taken)) in parts.enumerate() {
+            let begun = run.trusted(begun, &taken, &subject.entry)?;
+            let info = self.info(subject, &taken, begun.parent.as_ref(), (unix_ms, consistency));
+            let one = One { run, registry: &self.registry, subject, nth };
+            done.push(one.finish(begun, &taken, info)?);
+            self.note_backup(&subject.entry.record().name, &taken, to);
+        }
+        Ok(done)
     }
 
     fn subject(
@@ -174,11 +185,11 @@ impl Agent {
         what: &str,
         entry: Arc<Entry>,
         line: Arc<ImageLineage>,
-        ground: &Ground,
+        parent: Option<&Manifest>,
     ) -> ApiResult<Subject> {
         let record = entry.record();
         let folder = if record.device { None } else { record.path.parent() };
-        let parent = ground.parent.as_ref().map(|parent| parent.info().generation);
+        let parent = parent.map(|parent| parent.info().generation);
         // A device's folder has no room.
         let spill = folder.map_or_else(|| self.config.state_dir.clone(), PathBuf::from);
         if !spill.is_dir() {
@@ -193,9 +204,8 @@ impl Agent {
         &self,
         subject: &Subject,
         taken: &Taken,
-        ground: &Ground,
-        taken_unix_ms: u64,
-        consistency: Consistency,
+        parent: Option<&Manifest>,
+        (taken_unix_ms, consistency): (u64, Consistency),
     ) -> Info {
         let record = subject.entry.record();
         Info {
@@ -203,7 +213,7 @@ impl Agent {
             name: record.name,
             bytes: record.len,
             generation: taken.generation,
-            parent: ground.parent.as_ref().map(|parent| parent.info().generation),
+            parent: parent.map(|parent| parent.info().generation),
             ancestors: taken.ancestors.clone(),
             taken_unix_ms,
             host: self.config.name.clone(),
@@ -219,61 +229,82 @@ impl Agent {
     }
 }
 
-/// Removes all but the newest backups of these images; how many went.
-fn prune(what: &str, repository: &Repository, subjects: &[Subject], last: u32) -> ApiResult<u64> {
-    let policy = Policy { last: last as usize, ..Policy::default() };
-    let mut removed = 0;
-    for subject in subjects {
-        let pruned = repository.prune(Some(subject.entry.record().id), policy, false);
-        removed += pruned.map_err(|why| failed(what, &why))?.removed.len() as u64;
+impl BackupRun<'_> {
+    /// Begins the backup of an image. It builds on the parent, unless there is none or everything is wanted.
+    fn begin(&self, entry: &Entry, line: &ImageLineage, full: bool) -> ApiResult<Begun> {
+        let (parent, full_because) = match self.parent_of(entry, line, full)? {
+            Ok(parent) => (Some(parent), None),
+            Err(why) => (None, Some(why)),
+        };
+        let record = entry.record();
+        let writer = self.writer(record.id, record.len, parent.as_ref())?;
+        Ok(Begun { parent, full_because, writer })
     }
-    Ok(removed)
-}
 
-fn ground(
-    what: &str,
-    repository: &Repository,
-    entry: &Entry,
-    line: &ImageLineage,
-    full: bool,
-) -> ApiResult<Ground> {
-    let record = entry.record();
-    let whole = |why: &str| Ok(Ground { parent: None, full_because: Some(why.to_owned()) });
-    if full {
-        return whole("the operator asked for a full backup");
+    /// What a backup of an image builds on, or why on nothing.
+    fn parent_of(
+        &self,
+        entry: &Entry,
+        line: &ImageLineage,
+        full: bool,
+    ) -> ApiResult<Result<Manifest, String>> {
+        let record = entry.record();
+        let whole = |why: &str| Ok(Err(why.to_owned()));
+        if full {
+            return whole("the operator asked for a full backup");
+        }
+        let known = self.repository.backups(record.id).map_err(|why| failed(self.what, &why))?;
+        if known.backups.is_empty() {
+            return whole("the repository had no backup of it");
+        }
+        let Some(parent) = parent(&known.backups, &line.ancestors(), record.len) else {
+            return whole(
+                "the image's line contains the generation of no backup in the repository",
+            );
+        };
+        let manifest = self.repository.manifest(parent);
+        Ok(manifest.map_err(|why| format!("the previous backup cannot be read: {why}")))
     }
-    let known = repository.backups(record.id).map_err(|why| failed(what, &why))?.backups;
-    if known.is_empty() {
-        return whole("the repository had no backup of it");
-    }
-    let Some(parent) = parent(&known, &line.ancestors(), record.len) else {
-        return whole("the image's line contains the generation of no backup in the repository");
-    };
-    match repository.manifest(parent) {
-        Ok(manifest) => Ok(Ground { parent: Some(manifest), full_because: None }),
-        Err(why) => whole(&format!("the previous backup cannot be read: {why}")),
-    }
-}
 
-fn begin(
-    what: &str,
-    repository: &Repository,
-    entry: &Entry,
-    parent: Option<&Manifest>,
-) -> ApiResult<Writer> {
-    let record = entry.record();
-    let options = WriterOptions { threads: THREADS, ..WriterOptions::default() };
-    let writer = repository.writer(record.id, record.len, parent, options);
-    writer.map_err(|why| failed(what, &why))
+    /// The same backup after the moment, or one that builds on nothing: where the line has ended since it began, what
+    /// the parent holds is not what it seems.
+    fn trusted(&self, begun: Begun, taken: &Taken, entry: &Entry) -> ApiResult<Begun> {
+        if begun.parent.is_none() || taken.incremental {
+            return Ok(begun);
+        }
+        let record = entry.record();
+        let full_because = Some("the image's line of generations has ended".to_owned());
+        let writer = self.writer(record.id, record.len, None)?;
+        Ok(Begun { parent: None, full_because, writer })
+    }
+
+    /// Who writes the backup of an image of `len` bytes.
+    ///
+    /// # Errors
+    /// What the repository reports.
+    pub fn writer(&self, id: ImageId, len: u64, parent: Option<&Manifest>) -> ApiResult<Writer> {
+        let options = WriterOptions { threads: THREADS, ..WriterOptions::default() };
+        let writer = self.repository.writer(id, len, parent, options);
+        writer.map_err(|why| failed(self.what, &why))
+    }
+
+    /// Removes all but the newest backups of these images; how many went.
+    fn prune(&self, subjects: &[Subject], last: u32) -> ApiResult<u64> {
+        let policy = Policy { last: last as usize, ..Policy::default() };
+        let mut removed = 0;
+        for subject in subjects {
+            let pruned = self.repository.prune(Some(subject.entry.record().id), policy, false);
+            removed += pruned.map_err(|why| failed(self.what, &why))?.removed.len() as u64;
+        }
+        Ok(removed)
+    }
 }
 
 /// One image after the moment.
 struct One<'a> {
-    what: &'a str,
+    run: &'a BackupRun<'a>,
     registry: &'a Registry,
     subject: &'a Subject,
-    job: &'a Job,
-    pacer: &'a Pacer,
     nth: usize,
 }
 
@@ -286,20 +317,15 @@ impl One<'_> {
             Some(entry) if Arc::ptr_eq(&entry, &self.subject.entry) => Ok(()),
             _ => {
                 let why = format!("the disk of image '{name}' has left dray while it was read");
-                Err(Refusal::new(ErrorKind::Conflict, self.what, why)
+                Err(Refusal::new(ErrorKind::Conflict, self.run.what, why)
                     .hint("back it up again when its vm runs on dray"))
             }
         }
     }
 
-    fn finish(
-        &self,
-        mut writer: Writer,
-        taken: &Taken,
-        ground: Ground,
-        info: Info,
-    ) -> ApiResult<BackedUp> {
-        let Self { what, job, pacer, nth, .. } = *self;
+    fn finish(&self, begun: Begun, taken: &Taken, info: Info) -> ApiResult<BackedUp> {
+        let BackupRun { what, job, pacer, .. } = *self.run;
+        let (nth, mut writer) = (self.nth, begun.writer);
         let len = info.bytes;
         let image = info.name.clone();
         ImageWriter { what, len, writer: &mut writer, pacer, job, nth }.run(&taken.snapshot)?;
@@ -315,8 +341,8 @@ impl One<'_> {
         Ok(BackedUp {
             image,
             generation: taken.generation.into(),
-            parent: ground.parent.map(|parent| parent.info().generation.into()),
-            full_because: ground.full_because,
+            parent: begun.parent.map(|parent| parent.info().generation.into()),
+            full_because: begun.full_because,
             size: len,
             changed_bytes: (taken.changed_blocks * BLOCK_SIZE).min(len),
             stored_bytes: backup.added_bytes,
