@@ -113,22 +113,28 @@ impl Agent {
             }),
             ..ImageRecord::owned(adopted_name(&path), id, path, plan.size)
         };
-        let names = names_of(&record).map_err(|why| failed(&why))?;
-        names.create_overlay(id, record.len).map_err(|why| failed(&why))?;
+        let added = self.add_flat(what, record)?;
+        block_in_place(|| self.hold_peeks(&added));
+        Ok(added)
+    }
+
+    /// Makes the empty overlay of a chain, and registers both as an image.
+    fn add_flat(&self, what: &str, record: ImageRecord) -> ApiResult<Arc<Entry>> {
+        let id = record.id;
+        let names = names_of(&record).map_err(|why| io_error(what, why))?;
+        names.create_overlay(id, record.len).map_err(|why| io_error(what, why))?;
         let direct = self.registry.is_direct(&record.path);
         let added = open_overlay(&record, direct)
             .map_err(io::Error::other)
             .and_then(|file| self.registry.add(record, Arc::new(file)));
-        let added = added.map_err(|why| {
+        added.map_err(|why| {
             let taken = why.kind() == io::ErrorKind::AlreadyExists;
             if let Err(why) = names.remove_overlay(id) {
                 tracing::warn!(%why, "cannot remove an overlay");
             }
             let kind = if taken { ErrorKind::Conflict } else { ErrorKind::Io };
             Refusal::new(kind, what, why)
-        })?;
-        block_in_place(|| self.hold_peeks(&added));
-        Ok(added)
+        })
     }
 
     /// Nobody else has the chain open while its disk is exchanged.
@@ -164,12 +170,7 @@ impl Agent {
             entry.disk.unpark();
         }
         self.let_go_on(what, qmp, entry, running).await?;
-        let ended = match on {
-            Ok(On::Export) => self.end_turn(entry),
-            Ok(On::Chain) => self.forget_home(qmp, entry),
-            Err(unknown) => Err(unknown),
-        };
-        let ended = self.ended_or_goes_on(entry, ended);
+        let ended = self.end_on(qmp, entry, on);
         turned.and(ended.map_err(|why| io_error(what, why)))
     }
 
@@ -212,9 +213,19 @@ impl Agent {
         Ok(())
     }
 
+    /// Ends an exchange whose guest runs again, where the disk is.
+    pub(super) fn end_on(&self, qmp: &Qmp, entry: &Entry, on: io::Result<On>) -> io::Result<()> {
+        let ended = match on {
+            Ok(On::Export) => self.end_turn(entry),
+            Ok(On::Chain) => self.forget_home(qmp, entry),
+            Err(unknown) => Err(unknown),
+        };
+        self.ended_or_goes_on(entry, ended)
+    }
+
     /// An exchange whose guest runs again has ended, unless `ended` is an error: then its end is tried again. Its
     /// guest is not let go on once more then, which its user may have stopped by that time.
-    pub(super) fn ended_or_goes_on(&self, entry: &Entry, ended: io::Result<()>) -> io::Result<()> {
+    fn ended_or_goes_on(&self, entry: &Entry, ended: io::Result<()>) -> io::Result<()> {
         let Err(why) = &ended else { return Ok(()) };
         let record = entry.record();
         let image = &record.name;

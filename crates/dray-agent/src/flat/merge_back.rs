@@ -10,7 +10,7 @@ use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
 use dray_host::abort;
 use dray_host::flat::Flat;
 use dray_host::record::chain::Turn;
-use dray_host::record::{CopyState, NameKind};
+use dray_host::record::{CopyState, ImageRecord, NameKind};
 use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_image::Quiesced;
@@ -34,6 +34,16 @@ const AGAIN: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_secs(5);
 /// A VM that was gone for so many looks is.
 const GONE: u32 = 3;
+
+/// Refuses a disk of which it is not known where it is.
+fn refuse_turning(what: &str, record: &ImageRecord) -> ApiResult<()> {
+    if turn_of(record).is_none() {
+        return Ok(());
+    }
+    let why = "an exchange of its disk was interrupted, and its vm has not answered since";
+    Err(Refusal::new(ErrorKind::Conflict, what, why)
+        .hint("wait until its QEMU answers at its QMP socket, then try again"))
+}
 
 /// Merges the rest; nobody writes.
 fn merge_last(entry: &Entry) -> io::Result<()> {
@@ -67,17 +77,9 @@ impl Agent {
         let Some(flat) = &entry.flat else {
             return Err(Refusal::new(ErrorKind::Internal, what, "it is not flattened"));
         };
-        if turn_of(&record).is_some() {
-            let why = "an exchange of its disk was interrupted, and its vm has not answered since";
-            return Err(Refusal::new(ErrorKind::Conflict, what, why)
-                .hint("wait until its QEMU answers at its QMP socket, then try again"));
-        }
+        refuse_turning(&what, &record)?;
         let layers = layers_of(&record).map_err(|why| io_error(&what, why))?;
-        refuse_untold(entry).map_err(|loss| loss.refused(&what))?;
-        block_in_place(|| merge_most(&*flat.overlay, &*flat.chain)).map_err(|why| {
-            self.read_again(flat);
-            io_error(&what, why)
-        })?;
+        self.merge_ahead(&what, entry, flat)?;
         abort::before(|| vec!["HomeMerged".to_owned()]);
         let running = status::status(qmp).await.map_err(|why| qemu_error(&what, &why))?.running;
         let began = Instant::now();
@@ -98,12 +100,7 @@ impl Agent {
         self.let_go_on(&what, qmp, entry, running).await?;
         drop(leaving);
         abort::step("HomeForget");
-        let ended = match on {
-            Ok(On::Export) => self.end_turn(entry),
-            Ok(On::Chain) => self.forget_home(qmp, entry),
-            Err(unknown) => Err(unknown),
-        };
-        let ended = self.ended_or_goes_on(entry, ended);
+        let ended = self.end_on(qmp, entry, on);
         if !is_home {
             home?;
         }
@@ -114,6 +111,15 @@ impl Agent {
         let node = active.format_node().unwrap_or_else(|| active.local_node()).to_owned();
         let (device, image, path) = (active.qdev.clone(), record.name, record.path);
         Ok(SplicedDisk { device, node, image, path, ms })
+    }
+
+    /// Merges most of the overlay while the guest goes on, unless a loss is to be told first.
+    fn merge_ahead(&self, what: &str, entry: &Entry, flat: &Flat) -> ApiResult<()> {
+        refuse_untold(entry).map_err(|loss| loss.refused(what))?;
+        block_in_place(|| merge_most(&*flat.overlay, &*flat.chain)).map_err(|why| {
+            self.read_again(flat);
+            io_error(what, why)
+        })
     }
 
     /// Nothing is written to the overlay any more, unless the disk is on it: that would be lost, or would undo what

@@ -130,11 +130,7 @@ impl Agent {
         }
         let goes_on = self.let_go_on("cannot let a guest continue", qmp, entry, turn.running).await;
         goes_on.map_err(io::Error::other)?;
-        let ended = match on {
-            On::Chain => self.forget_home(qmp, entry),
-            On::Export => self.end_turn(entry),
-        };
-        self.ended_or_goes_on(entry, ended)
+        self.end_on(qmp, entry, Ok(on))
     }
 
     /// Nobody has the disk. The chain has everything, or waits under its hidden name to be merged: `keep_flat`
