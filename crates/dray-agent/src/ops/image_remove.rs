@@ -5,7 +5,9 @@ use crate::api::{Answers, Events};
 use dray_api::{ApiResult, ErrorKind, ImageRemove, ImageStatus, Refusal};
 use dray_host::record::{CopyState, ImageRecord};
 use dray_host::refusals::io_error;
+use dray_host::registry::Entry;
 use dray_host::retention;
+use std::fmt::Display;
 use std::sync::Arc;
 use tokio::task::block_in_place;
 
@@ -13,6 +15,10 @@ impl Answers<ImageRemove> for Arc<Agent> {
     async fn answer(&self, command: ImageRemove, _: Events) -> ApiResult<ImageStatus> {
         block_in_place(|| self.image_remove(&command))
     }
+}
+
+fn conflict(what: &str, why: impl Display) -> Refusal {
+    Refusal::new(ErrorKind::Conflict, what, why)
 }
 
 impl Agent {
@@ -30,36 +36,15 @@ impl Agent {
             return Ok(status);
         }
         let entry = self.image(&command.name)?;
-        let conflict = |why: &str, hint: &str| {
-            Err(Refusal::new(ErrorKind::Conflict, what.clone(), why).hint(hint))
-        };
-        if self.registry.is_void(&entry.record()).map_err(|why| io_error(&what, why))? {
-            let why = "it may be the only copy: its migration ended when another image was claimed";
-            return conflict(why, "`dray claim` it first");
-        }
-        let migration = entry.record().migration.and_then(|migration| self.targets.get(migration));
-        let left = migration.and_then(|slot| slot.left_by_source());
-        if let Some(Refusal { why, hint: Some(hint), .. }) = left {
-            return conflict(&format!("it takes part in a migration; {why}"), &hint);
-        }
+        self.refuse_only_copy(&what, &entry.record())?;
+        self.refuse_left(&what, &entry.record())?;
         let _operation = self.operate(&what, &command.name, "images remove")?;
         let entry = self.image(&command.name)?;
         let status = self.image_status(&entry);
-        if let Some(user) = self.user_of_image(&entry) {
-            let hint = format!("shut the vm down or release its disk{}", user.or_end());
-            return conflict(&user.to_string(), &hint);
-        }
-        if status.migration.is_some() {
-            return conflict("it takes part in a migration", "`dray cancel` the migration first");
-        }
-        self.refuse_during_backup(&what, &command.name)?;
-        if entry.flat.is_some() && entry.record().state == CopyState::Owner {
-            let why = "newer writes of a guest are in an overlay over its chain";
-            return conflict(why, "`dray release` the disk, which merges them into the image");
-        }
-        let is_replica = entry.record().state == CopyState::Replica;
-        if command.delete && !is_replica {
-            return conflict("it is not a replica", "without --delete its file stays");
+        self.refuse_in_use(&what, &entry)?;
+        if command.delete && entry.record().state != CopyState::Replica {
+            let why = "it is not a replica";
+            return Err(conflict(&what, why).hint("without --delete its file stays"));
         }
         self.refuse_needed(&what, &entry.record())?;
         let removed = match command.delete {
@@ -68,6 +53,43 @@ impl Agent {
         };
         removed.map_err(|why| io_error(what, why))?;
         Ok(status)
+    }
+
+    /// Refuses a copy of which nobody knows whether there is another one.
+    fn refuse_only_copy(&self, what: &str, record: &ImageRecord) -> ApiResult<()> {
+        if !self.registry.is_void(record).map_err(|why| io_error(what, why))? {
+            return Ok(());
+        }
+        let why = "it may be the only copy: its migration ended when another image was claimed";
+        Err(conflict(what, why).hint("`dray claim` it first"))
+    }
+
+    /// Refuses an image of a migration in which its source takes no part any more.
+    fn refuse_left(&self, what: &str, record: &ImageRecord) -> ApiResult<()> {
+        let migration = record.migration.and_then(|migration| self.targets.get(migration));
+        let left = migration.and_then(|slot| slot.left_by_source());
+        let Some(Refusal { why, hint: Some(hint), .. }) = left else { return Ok(()) };
+        Err(conflict(what, format!("it takes part in a migration; {why}")).hint(hint))
+    }
+
+    /// Refuses an image that a program, a migration, a backup or a chain has need of.
+    fn refuse_in_use(&self, what: &str, entry: &Entry) -> ApiResult<()> {
+        let record = entry.record();
+        if let Some(user) = self.user_of_image(entry) {
+            let hint = format!("shut the vm down or release its disk{}", user.or_end());
+            return Err(conflict(what, user.to_string()).hint(hint));
+        }
+        if record.migration.is_some() {
+            let why = "it takes part in a migration";
+            return Err(conflict(what, why).hint("`dray cancel` the migration first"));
+        }
+        self.refuse_during_backup(what, &record.name)?;
+        if entry.flat.is_some() && record.state == CopyState::Owner {
+            let why = "newer writes of a guest are in an overlay over its chain";
+            let hint = "`dray release` the disk, which merges them into the image";
+            return Err(conflict(what, why).hint(hint));
+        }
+        Ok(())
     }
 
     /// Forgets an image that is closed because its file is lost or too short; none when it is no such image.
