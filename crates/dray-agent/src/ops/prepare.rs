@@ -67,6 +67,15 @@ fn owner_there(here: &SourceImage, wanted: Option<&str>) -> Option<FileOwner> {
     }
 }
 
+/// The images for which room is asked for.
+fn wanted_images(intent: &SourceIntent, plan: &Plan) -> Vec<WantedImage> {
+    let wanted = |(image, &allocated): (&SourceImage, &u64)| {
+        let ImageOffer { id, name, len, read_only } = image.offer.clone();
+        WantedImage { id, name, len, allocated, read_only }
+    };
+    intent.images.iter().zip(&plan.allocated).map(wanted).collect()
+}
+
 impl Agent {
     /// Asks the target for room, and starts the loop that keeps a session with it.
     pub(super) async fn prepare_at_target(
@@ -76,15 +85,11 @@ impl Agent {
         (pool, owner): (Option<&str>, Option<&str>),
     ) -> ApiResult<(Arc<SourceSlot>, Endpoint)> {
         let what = format!("cannot prepare on {}", intent.peer);
-        let images = intent.images.iter().zip(&plan.allocated).map(|(image, &allocated)| {
-            let ImageOffer { id, name, len, read_only } = image.offer.clone();
-            WantedImage { id, name, len, allocated, read_only }
-        });
-        let images: Vec<_> = images.collect();
         // Until it is durable here: a target that asks meanwhile hears that it may begin.
         let _prepares = self.preparing.begin(intent.migration);
         let digests = self.digests_there(&what, &intent, plan, pool).await?;
-        let asked = self.ask_for_room(&intent, images, digests, (pool, owner)).await;
+        let wanted = wanted_images(&intent, plan);
+        let asked = self.ask_for_room(&intent, wanted, digests, (pool, owner)).await;
         let asked = asked.map_err(|why| net_error(&what, &why))?;
         let fits = |(_, bases): &(_, Vec<Base>)| bases.len() == intent.images.len();
         let Some((endpoint, bases)) = asked.filter(fits) else {
@@ -94,19 +99,7 @@ impl Agent {
                 "the peer's answer does not fit the question",
             ));
         };
-        let mut notices = Vec::new();
-        for (image, base) in intent.images.iter_mut().zip(bases) {
-            if let Base::Refused { why } = &base {
-                let (name, peer) = (&image.offer.name, &intent.peer);
-                let notice = format!("the replica of {name} on {peer} is not used: {why}");
-                notices.push(format!("{notice}; the source sends everything"));
-            }
-            if let Base::Replica { generation, .. } = base {
-                let (notes, id) = (self.store.given(), image.offer.id);
-                image.given = provided::of(&notes, id, &intent.peer, generation);
-            }
-            image.base = base;
-        }
+        let notices = self.begin_with(&mut intent, bases);
         let migration = intent.migration;
         let peer = intent.peer.clone();
         match self.begin_source(intent) {
@@ -120,6 +113,24 @@ impl Agent {
                 Err(io_error(what, why))
             }
         }
+    }
+
+    /// Notes what each image begins with at the target. What is to be said of replicas that it does not use.
+    fn begin_with(&self, intent: &mut SourceIntent, bases: Vec<Base>) -> Vec<String> {
+        let mut notices = Vec::new();
+        for (image, base) in intent.images.iter_mut().zip(bases) {
+            if let Base::Refused { why } = &base {
+                let (name, peer) = (&image.offer.name, &intent.peer);
+                let notice = format!("the replica of {name} on {peer} is not used: {why}");
+                notices.push(format!("{notice}; the source sends everything"));
+            }
+            if let Base::Replica { generation, .. } = base {
+                let (notes, id) = (self.store.given(), image.offer.id);
+                image.given = provided::of(&notes, id, &intent.peer, generation);
+            }
+            image.base = base;
+        }
+        notices
     }
 
     /// Asks the target for room: where it serves images, and what each begins with; none when
