@@ -319,7 +319,7 @@ impl Agent {
         }
         self.refuse_during_backup(&what, name)?;
         if entry.flat.is_some() {
-            return self.bring_home(qmp, &entry).await;
+            return self.flat_disks().bring_home(qmp, &entry).await;
         }
         refuse_untold_length(&what, &record, seen, qmp)?;
         let plan = release_plan(&record, process_of(qmp).as_ref(), seen)
@@ -388,7 +388,7 @@ impl Agent {
         let look = vm.look().await.map_err(|why| qemu_error("cannot release", &why))?;
         self.note_device(&look, entry).map_err(|why| io_error("cannot release", why))?;
         if entry.flat.is_some() {
-            return self.bring_home(qmp, entry).await.map(drop);
+            return self.flat_disks().bring_home(qmp, entry).await.map(drop);
         }
         let record = entry.record();
         let plan = adopted_plan(&record)?;

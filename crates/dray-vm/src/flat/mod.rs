@@ -4,8 +4,8 @@
 //! *frozen*: a QEMU storage daemon behind a wall (`server`) gets its files from this agent ([`layer`]) and serves
 //! it to this agent ([`chain`]), which only reads it, and what the guest writes goes into an
 //! [`Overlay`](dray_image::Overlay) that is dray's own. Both together are an image like any other.
-//! `freeze` puts a running VM's disk on it; `home` merges the overlay back into the chain and puts
-//! the disk back, when the guest stays here after all (`merge` is how); `recover` ends what an agent died in;
+//! [`turn`] puts a running VM's disk on it, and merges the overlay back into the chain and puts the disk back, when
+//! the guest stays here after all (`merge` is how); it ends what an agent died in, too.
 //! [`peeks`](dray_host::flat::peeks) are of those who look before. While the overlay is the truth the
 //! chain's active file has no name that anybody would open. What is durable of it all is in
 //! [`dray_host::flat`].
@@ -21,9 +21,10 @@ mod confined;
 pub mod fresh;
 pub mod layer;
 mod maker;
-pub mod merge;
+mod merge;
 mod server;
 pub mod swap;
+pub mod turn;
 
 use chain::Chain;
 use dray_config::Config;

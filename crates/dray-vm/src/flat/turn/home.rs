@@ -4,36 +4,28 @@
 //! The guest writes meanwhile, into the overlay; it stops for the rest and the exchange. The overlay
 //! is the truth until the chain has everything durably, so a death anywhere means doing it again.
 
-use super::recover::turn_of;
-use crate::agent::Agent;
+use super::{FlatDisks, turn_of};
+use crate::flat::merge::{merge_most, merge_rest};
+use crate::flat::{QUIET, held_back, layers_of, names_of};
+use crate::leaving::{Leaving, refuse_untold, take_note};
+use crate::qemu_error;
 use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
 use dray_host::abort;
 use dray_host::flat::Flat;
 use dray_host::record::chain::Turn;
-use dray_host::record::{CopyState, ImageRecord, NameKind};
+use dray_host::record::{ImageRecord, NameKind};
 use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_image::Quiesced;
 use dray_qemu::flatten::{self, On};
 use dray_qemu::{LayerPlan, Qmp, Stopped, status};
-use dray_vm::flat::merge::{merge_most, merge_rest};
-use dray_vm::flat::{QUIET, held_back};
-use dray_vm::flat::{layers_of, names_of};
-use dray_vm::leaving::{Leaving, refuse_untold, take_note};
-use dray_vm::{own, qemu_error};
-use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::task::block_in_place;
 
 /// Pause between two tries to write down where a disk is.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How often is looked for flattened disks whose VM is gone.
-const LOOK: Duration = Duration::from_secs(5);
-/// A VM that was gone for so many looks is.
-const GONE: u32 = 3;
 
 /// Refuses a disk of which it is not known where it is.
 fn refuse_turning(what: &str, record: &ImageRecord) -> ApiResult<()> {
@@ -50,28 +42,12 @@ fn merge_last(entry: &Entry) -> io::Result<()> {
     entry.flat.as_ref().map_or(Ok(()), |flat| merge_rest(&*flat.overlay, &*flat.chain))
 }
 
-impl Agent {
-    /// Writes down that a disk is on its chain, before its guest writes there: merging the overlay once
-    /// more would undo that. Where that cannot be written it is forgotten what the overlay holds, which
-    /// needs no room; until one of them is durable the guest waits.
-    async fn note_home(&self, entry: &Entry, running: bool) {
-        loop {
-            let turn = Some(Turn { home: true, running, done: true });
-            let Err(why) = self.set_turn(entry, NameKind::Named, turn) else { return };
-            let image = entry.record().name;
-            tracing::error!(image, %why, "cannot record where a disk is");
-            match self.registry.forget_overlay(&image) {
-                Ok(()) => return,
-                Err(why) => {
-                    tracing::error!(image, %why, "its guest waits until the agent can record it")
-                }
-            }
-            tokio::time::sleep(AGAIN).await;
-        }
-    }
-
+impl FlatDisks<'_> {
     /// Puts a flattened disk back on its chain. On failure it stays where it is and is served.
-    pub(crate) async fn bring_home(&self, qmp: &Qmp, entry: &Entry) -> ApiResult<SplicedDisk> {
+    ///
+    /// # Errors
+    /// What QEMU, the file system or the store reports, or that the guest is to be told of a loss.
+    pub async fn bring_home(&self, qmp: &Qmp, entry: &Entry) -> ApiResult<SplicedDisk> {
         let record = entry.record();
         let what = format!("cannot put image '{}' back on its chain", record.name);
         let Some(flat) = &entry.flat else {
@@ -120,25 +96,6 @@ impl Agent {
             self.read_again(flat);
             io_error(what, why)
         })
-    }
-
-    /// Nothing is written to the overlay any more, unless the disk is on it: that would be lost, or would undo what
-    /// the guest writes to the chain.
-    async fn close_overlay(
-        &self,
-        entry: &Entry,
-        on: &io::Result<On>,
-        running: bool,
-        quiet: Option<Quiesced>,
-    ) {
-        if matches!(on, Ok(On::Export)) {
-            return;
-        }
-        quiet.into_iter().for_each(|quiet| entry.disk.park(quiet));
-        if on.is_ok() {
-            self.note_home(entry, running).await;
-            entry.disk.fail_parked();
-        }
     }
 
     /// Stops the guest, merges the rest and puts the disk on its chain. From the moment at which it may be there its
@@ -211,20 +168,53 @@ impl Agent {
         Ok(on)
     }
 
-    /// The chain is only read from now on.
-    pub(super) fn read_again(&self, flat: &Flat) {
-        flat.overlay.unmerge();
-        if let Err(why) = block_in_place(|| flat.chain.set_writable(false)) {
-            tracing::warn!(%why, "a chain's storage daemon ended with an error");
+    /// Nothing is written to the overlay any more, unless the disk is on it: that would be lost, or would undo what
+    /// the guest writes to the chain.
+    async fn close_overlay(
+        &self,
+        entry: &Entry,
+        on: &io::Result<On>,
+        running: bool,
+        quiet: Option<Quiesced>,
+    ) {
+        if matches!(on, Ok(On::Export)) {
+            return;
+        }
+        quiet.into_iter().for_each(|quiet| entry.disk.park(quiet));
+        if on.is_ok() {
+            self.note_home(entry, running).await;
+            entry.disk.fail_parked();
+        }
+    }
+
+    /// Writes down that a disk is on its chain, before its guest writes there: merging the overlay once
+    /// more would undo that. Where that cannot be written it is forgotten what the overlay holds, which
+    /// needs no room; until one of them is durable the guest waits.
+    async fn note_home(&self, entry: &Entry, running: bool) {
+        loop {
+            let turn = Some(Turn { home: true, running, done: true });
+            let Err(why) = self.set_turn(entry, NameKind::Named, turn) else { return };
+            let image = entry.record().name;
+            tracing::error!(image, %why, "cannot record where a disk is");
+            match self.registry.forget_overlay(&image) {
+                Ok(()) => return,
+                Err(why) => {
+                    tracing::error!(image, %why, "its guest waits until the agent can record it")
+                }
+            }
+            tokio::time::sleep(AGAIN).await;
         }
     }
 
     /// Merges the overlay of a disk whose VM is gone into its chain, which gets its name back. Not while a
     /// loss is untold: who looks after the VM has to know of it before it is started again.
-    fn bring_home_alone(&self, entry: &Entry) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The same, or the loss. The overlay is the truth then as before.
+    pub fn bring_home_alone(&self, entry: &Entry) -> io::Result<()> {
         let Some(flat) = &entry.flat else { return Ok(()) };
         let leaving = Leaving::begin(entry).map_err(|loss| {
-            let hint = take_note(&entry.record().name, &self.nbd_socket());
+            let hint = take_note(&entry.record().name, &self.config.nbd_socket());
             io::Error::other(format!("{loss}; {hint}"))
         })?;
         let quiet = entry.disk.quiesce(QUIET).map_err(io::Error::other)?;
@@ -248,65 +238,5 @@ impl Agent {
         entry.disk.park(quiet);
         entry.disk.fail_parked();
         self.forget_flat(entry)
-    }
-
-    /// Whether nobody can be using a flattened disk: no VM answers, and no client is attached
-    /// or comes back.
-    fn is_left_alone(&self, entry: &Entry) -> bool {
-        let record = entry.record();
-        let idle = record.state == CopyState::Owner
-            && record.migration.is_none()
-            && record.flat.as_ref().is_some_and(|flat| flat.turn.is_none())
-            && self.user_of_image(entry).is_none();
-        let Some(adopted) = record.adopted.filter(|_| idle) else { return false };
-        own::has_ended(&adopted.qmp, adopted.qemu.as_ref())
-    }
-
-    /// The chains of images that have left are not read any more once they are verified: their
-    /// daemons end when nobody has asked since the last look.
-    fn rest_replicas(&self, asked: &mut BTreeMap<String, u64>) {
-        for entry in self.registry.all() {
-            let (record, Some(flat)) = (entry.record(), &entry.flat) else { continue };
-            if record.state != CopyState::Replica || record.migration.is_some() {
-                continue;
-            }
-            let now = flat.chain.asked();
-            if asked.insert(record.name, now) == Some(now) {
-                flat.chain.rest();
-            }
-        }
-    }
-
-    /// Looks now and then for flattened disks whose VM has ended, and brings them home; and for
-    /// daemons that are of no more use.
-    pub(crate) async fn keep_flat(self: Arc<Self>) {
-        let mut looks: BTreeMap<String, u32> = BTreeMap::new();
-        let mut asked = BTreeMap::new();
-        loop {
-            tokio::time::sleep(LOOK).await;
-            block_in_place(|| self.rest_replicas(&mut asked));
-            self.end_broken_off().await;
-            let mut left = BTreeMap::new();
-            for entry in self.registry.all().into_iter().filter(|entry| entry.flat.is_some()) {
-                if !self.is_left_alone(&entry) {
-                    continue;
-                }
-                let name = entry.record().name;
-                let seen = looks.get(&name).copied().unwrap_or(0) + 1;
-                if seen < GONE {
-                    left.insert(name, seen);
-                    continue;
-                }
-                match block_in_place(|| self.bring_home_alone(&entry)) {
-                    Ok(()) => {
-                        tracing::info!(image = name, "its vm has ended: merged into its chain")
-                    }
-                    Err(why) => {
-                        tracing::error!(image = name, %why, "cannot merge an image into its chain");
-                    }
-                }
-            }
-            looks = left;
-        }
     }
 }
