@@ -14,12 +14,14 @@
 //!   gave a target what. [`migration`]: what a restart and a claim make of it. [`abort`]: where crash tests end the
 //!   process.
 //! * [`heat`]: what guests do with the images, counted for the orders of migrations.
+//! * [`batches`]: what is durable of several migrations that one command began.
 //! * [`settle`]: what is to be done with an image, by what is recorded and what is seen.
 //! * [`heartbeat`]: whether another program has written to a file while no agent had it open.
 //! * [`refusals`]: failures in the API's words.
 //! * [`stamp`]: how it is known that a file was not changed; [`process`]: which QEMU it was.
 
 pub mod abort;
+pub mod batches;
 pub mod flat;
 pub mod folder;
 pub mod heartbeat;

@@ -8,10 +8,10 @@
 mod queue;
 
 use crate::agent::Agent;
-use crate::batches::record::BatchRecord;
 use crate::batches::{Batches, Run};
 use dray_api::{BatchStatus, MoveState, MoveStatus};
 use dray_files::unix_ms;
+use dray_host::batches::BatchRecord;
 use std::sync::Arc;
 
 impl Batches {

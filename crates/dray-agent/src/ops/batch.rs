@@ -2,12 +2,12 @@
 
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
-use crate::batches::record::{BatchRecord, MoveRecord};
 use dray_api::{
     ApiResult, Batch, BatchCancel, BatchLimit, BatchRef, BatchStatus, BatchWatch, Batches,
     ErrorKind, Event, MAX_MOVES, Migrate, Refusal, Subject,
 };
 use dray_files::unix_ms;
+use dray_host::batches::{BatchRecord, MoveRecord};
 use dray_host::refusals::io_error;
 use dray_host::refusals::random_id;
 use dray_types::BatchId;

@@ -4,9 +4,9 @@
 //! which images the agent serves.
 
 use crate::agent::Agent;
-use crate::batches::record::BatchRecord;
 use dray_files::StatePath;
 use dray_files::files::{self, Look};
+use dray_host::batches::BatchRecord;
 use dray_host::released::Released;
 use dray_host::store::Store;
 use dray_provider::seed::SeedNote;

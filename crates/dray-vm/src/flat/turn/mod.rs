@@ -72,12 +72,7 @@ impl FlatDisks<'_> {
         self.set_turn(entry, NameKind::Chain, record.flat.and_then(|flat| flat.turn))
     }
 
-    fn set_turn(
-        &self,
-        entry: &Entry,
-        place: NameKind,
-        turn: Option<Turn>,
-    ) -> io::Result<()> {
+    fn set_turn(&self, entry: &Entry, place: NameKind, turn: Option<Turn>) -> io::Result<()> {
         self.registry.update(entry, |record| {
             record.place = place;
             if let Some(flat) = &mut record.flat {

@@ -1,14 +1,12 @@
-//! The batches that an agent knows: what is durable of them ([`record`]), and their budget. What is done with them is in
+//! The batches that an agent knows: what is durable of them ([`BatchRecord`]), and their budget. What is done with them is in
 //! [`batch`](crate::batch).
-
-pub mod record;
 
 use dray_api::{ApiResult, BatchRef, ErrorKind, Refusal};
 use dray_files::StatePath;
+use dray_host::batches::{BatchRecord, MoveRecord};
 use dray_net::budget::Budget;
 use dray_types::{BatchId, BitRate};
 use parking_lot::{Mutex, MutexGuard};
-use record::{BatchRecord, MoveRecord};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
