@@ -38,6 +38,27 @@ struct State {
     footprint: Footprint,
 }
 
+impl State {
+    /// What of a range is written; all of it where only the rate tells of writes, of an earlier process.
+    fn written_in(&self, range: BlockRange) -> Vec<BlockRange> {
+        let mut areas = self.footprint.areas(range);
+        if areas.is_empty() {
+            areas.push(range);
+        }
+        areas
+    }
+}
+
+/// Whether a chunk that nobody reads or writes ends where the next one starts.
+fn is_idle_up_to(chunk: &Chunk, start: u64) -> bool {
+    chunk.written == 0.0 && chunk.reads == 0.0 && chunk.range.end() == start
+}
+
+/// Bytes of these areas that are in a set.
+fn bytes_in(areas: &[BlockRange], set: &BlockSet) -> u64 {
+    areas.iter().map(|&area| set.intersection(area).len()).sum::<u64>() * BLOCK_SIZE
+}
+
 /// How often the guest reads and writes: counted over windows, the last complete one and the one
 /// under way.
 #[derive(Default)]
@@ -201,30 +222,20 @@ impl ImageHeat {
             let range = BlockRange::new(start, step.min(heat.blocks() - start));
             let (read, written) = rates.get(&(start / step)).copied().unwrap_or_default();
             let (reads, written) = (read * reads, written * writes * BLOCK_SIZE as f64);
-            let bytes = data.intersection(range).len() * BLOCK_SIZE;
+            let bytes = bytes_in(&[range], data);
             let cold = written == 0.0 && reads == 0.0;
             match chunks.last_mut() {
                 _ if cold && bytes == 0 => {}
-                Some(last)
-                    if cold
-                        && last.written == 0.0
-                        && last.reads == 0.0
-                        && last.range.end() == start =>
-                {
+                Some(last) if cold && is_idle_up_to(last, start) => {
                     last.range.len += range.len;
                     last.bytes += bytes;
                     last.areas = vec![last.range];
-                    last.held += held.intersection(range).len() * BLOCK_SIZE;
+                    last.held += bytes_in(&[range], held);
                 }
                 _ => {
-                    // Writes of an earlier process are known by their rate alone.
-                    let mut areas = state.footprint.areas(range);
+                    let areas = state.written_in(range);
+                    let held = bytes_in(&areas, held);
                     let read_there = state.footprint.share_read(range);
-                    if areas.is_empty() {
-                        areas.push(range);
-                    }
-                    let held = areas.iter().map(|&area| held.intersection(area).len()).sum::<u64>();
-                    let held = held * BLOCK_SIZE;
                     chunks.push(Chunk {
                         image,
                         range,

@@ -7,6 +7,7 @@
 //! durably; the record says that the image is claimed; its file gets its name. Before that record a
 //! restart finds it closed and not claimed, after it claimed.
 
+use super::case::{self, Case, NoCase, OWNED};
 use crate::abort;
 use crate::folder::log::{Folder, TARGET_INTENT, present_name};
 use crate::folder::lost;
@@ -22,26 +23,6 @@ use dray_types::{
 };
 use std::io;
 use std::sync::Arc;
-
-/// What is claimed.
-enum Case {
-    /// What this host had before the handover.
-    Replica,
-    /// An image that this host was to serve: it does not know what became of that.
-    Promised(Part),
-    /// An image that this host serves without having all of it.
-    Owned(Part),
-    /// A complete image of this host's whose migration cannot be brought back, or waits for its source to
-    /// compare.
-    Kept,
-}
-
-impl Case {
-    /// Whether the other host may have writes of its guest that nobody knows of here.
-    fn may_lose_writes(&self) -> bool {
-        matches!(self, Self::Replica | Self::Promised(_))
-    }
-}
 
 /// Nobody can be asked for blocks any more.
 struct Nobody;
@@ -93,6 +74,12 @@ pub enum ClaimError<E> {
     Io(io::Error),
     /// Its migration is void by now, and the image closed until it is claimed again.
     HalfWay(io::Error),
+}
+
+impl<E> From<NoCase> for ClaimError<E> {
+    fn from(NoCase { why, hint }: NoCase) -> Self {
+        Self::Refused { why: why.to_owned(), hint: hint.to_owned() }
+    }
 }
 
 impl<E> From<io::Error> for ClaimError<E> {
@@ -248,13 +235,8 @@ impl<L: Loops> Claims<'_, L> {
 
     /// What a claim of the image would be, or why there can be none.
     fn case_of(&self, record: &ImageRecord) -> Result<Case, ClaimError<L::Error>> {
-        let refuse = |why: &str, hint: &str| {
-            Err(ClaimError::Refused { why: why.to_owned(), hint: hint.to_owned() })
-        };
-        let owned =
-            || refuse("this host owns it already", "`dray images` shows the images of this host");
         if record.outlives_migration() {
-            return owned();
+            return Err(OWNED.into());
         }
         let standing = match self.standing_of(record) {
             Ok(standing) => standing,
@@ -264,47 +246,14 @@ impl<L: Loops> Claims<'_, L> {
             }
             Err(why) => {
                 let why = format!("the records of its migration cannot be read: {why}");
-                return refuse(&why, "put the migration's folder back, or restore a backup");
+                let hint = "put the migration's folder back, or restore a backup".to_owned();
+                return Err(ClaimError::Refused { why, hint });
             }
         };
         if let Some((why, hint)) = self.lost_intent(record, standing.as_ref())? {
-            return refuse(&why, &hint);
+            return Err(ClaimError::Refused { why, hint });
         }
-        match (standing, record.state) {
-            // It says so when it was served, which the journal must have said before.
-            (Some(Standing::Incoming | Standing::Promised(_)), CopyState::Owner) => refuse(
-                "this host serves it, and the migration's journal is lost, which says which \
-                 blocks this host has",
-                "put the journal back: STATE/migrations/ID/target.journal",
-            ),
-            (Some(Standing::HandedOver), _) | (Some(Standing::Kept) | None, CopyState::Replica) => {
-                Ok(Case::Replica)
-            }
-            (Some(Standing::Promised(part)), _) => Ok(Case::Promised(part)),
-            (Some(Standing::Owned(part)), _) => Ok(Case::Owned(part)),
-            // Only its name is missing, which its loop would have given it.
-            (Some(Standing::Complete(part)), _) if record.place == NameKind::Partial => {
-                Ok(Case::Owned(part))
-            }
-            (Some(Standing::Incoming), _) | (None, CopyState::Incoming) => refuse(
-                "this host never owned the image, and its copy is not complete",
-                "claim it at the source, or restore a backup",
-            ),
-            (Some(Standing::Gone), _) => {
-                refuse("this host has handed it back", "claim it at the source")
-            }
-            (None, CopyState::Owner) if record.place == NameKind::Partial => refuse(
-                "the folder of its migration is lost, and with it the record of its blocks",
-                "put the migration's folder back, or restore a backup",
-            ),
-            (Some(Standing::Kept), _) | (None, CopyState::Owner) if self.is_closed(record) => {
-                Ok(Case::Kept)
-            }
-            (Some(Standing::Complete(_)), CopyState::Owner) if record.swap.is_none() => {
-                Ok(Case::Kept)
-            }
-            (Some(Standing::Kept | Standing::Complete(_)), _) | (None, CopyState::Owner) => owned(),
-        }
+        Ok(case::decide(standing, record, self.is_closed(record))?)
     }
 
     /// That the intent of an image's migration to here is not there, where the image cannot be told without it from

@@ -83,52 +83,61 @@ impl Registry {
     pub fn objection(&self, entry: &Entry) -> Option<Objection> {
         let record = entry.record();
         let (name, path) = (&record.name, record.path.display());
-        let look = |otherwise: &str| match self.vm_of(&record).filter(QemuProcess::runs) {
+        let (why, hint) = match entry.used_elsewhere() {
+            Ok(Some(by)) => (
+                format!("the file of image '{name}' is in use elsewhere: {path}: {by}"),
+                self.look_hint(&record, "stop what uses its file"),
+            ),
+            Err(why) => (
+                format!("it cannot be said who uses image '{name}': {path}: {why}"),
+                "see what is wrong with the file system".to_owned(),
+            ),
+            Ok(None) => return self.objection_by_rule(entry, &record),
+        };
+        Some(Objection { why, hint })
+    }
+
+    /// The same of an image whose file nobody else has.
+    fn objection_by_rule(&self, entry: &Entry, record: &ImageRecord) -> Option<Objection> {
+        let (name, path) = (&record.name, record.path.display());
+        let (why, hint) = match self.rule_of(entry) {
+            Rule::Undecided => (
+                format!("the disk of image '{name}' may be on dray or on its file"),
+                self.look_hint(record, "end the vm that uses it"),
+            ),
+            Rule::LeftToItsClients => (
+                format!(
+                    "the vm of image '{name}' has ended, and another process is attached to it"
+                ),
+                "end that process; `dray images` shows the clients".to_owned(),
+            ),
+            Rule::VmHasEnded => (
+                format!("the vm of image '{name}' has ended, and its disk is released"),
+                "try again in a moment; `dray images` shows it".to_owned(),
+            ),
+            Rule::WaitsForFile => (
+                format!("image '{name}' is not the file that is at {path} now"),
+                format!("put its file back there, or `dray images remove {name}`"),
+            ),
+            // Its own loop, or what is said of copies that were left behind, keeps that door.
+            Rule::OfItsMigration | Rule::NotOwned => return None,
+            rule if rule.serves_new() => return None,
+            _ => (
+                format!("it cannot be said who has image '{name}'"),
+                self.look_hint(record, "stop what uses its file"),
+            ),
+        };
+        Some(Objection { why, hint })
+    }
+
+    /// What settles where an image is: its VM is asked, if it runs.
+    fn look_hint(&self, record: &ImageRecord, otherwise: &str) -> String {
+        match self.vm_of(record).filter(QemuProcess::runs) {
             Some(qemu) => format!(
                 "`dray release --qmp {}` looks where the vm has its disk, and settles it",
                 qemu.socket.display()
             ),
             None => otherwise.to_owned(),
-        };
-        let objection = |why: String, hint: String| Some(Objection { why, hint });
-        match entry.used_elsewhere() {
-            Ok(Some(by)) => {
-                let why = format!("the file of image '{name}' is in use elsewhere: {path}: {by}");
-                return objection(why, look("stop what uses its file"));
-            }
-            Err(why) => {
-                let why = format!("it cannot be said who uses image '{name}': {path}: {why}");
-                return objection(why, "see what is wrong with the file system".to_owned());
-            }
-            Ok(None) => {}
-        }
-        match self.rule_of(entry) {
-            Rule::Undecided => {
-                let why = format!("the disk of image '{name}' may be on dray or on its file");
-                objection(why, look("end the vm that uses it"))
-            }
-            Rule::LeftToItsClients => {
-                let why = format!(
-                    "the vm of image '{name}' has ended, and another process is attached to it"
-                );
-                objection(why, "end that process; `dray images` shows the clients".to_owned())
-            }
-            Rule::VmHasEnded => {
-                let why = format!("the vm of image '{name}' has ended, and its disk is released");
-                objection(why, "try again in a moment; `dray images` shows it".to_owned())
-            }
-            Rule::WaitsForFile => {
-                let why = format!("image '{name}' is not the file that is at {path} now");
-                let hint = format!("put its file back there, or `dray images remove {name}`");
-                objection(why, hint)
-            }
-            // Its own loop, or what is said of copies that were left behind, keeps that door.
-            Rule::OfItsMigration | Rule::NotOwned => None,
-            rule if rule.serves_new() => None,
-            _ => {
-                let why = format!("it cannot be said who has image '{name}'");
-                objection(why, look("stop what uses its file"))
-            }
         }
     }
 
