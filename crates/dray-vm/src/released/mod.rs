@@ -249,10 +249,7 @@ pub async fn release(
     let leaving = match Leaving::begin(entry) {
         Ok(leaving) => leaving,
         Err(loss) => {
-            // An agent that died may have left it on its file.
-            if dray_qemu::is_released(qmp, plan).await.is_ok_and(|on_file| on_file) {
-                taking::unless_told(registry, config, qmp, plan, entry).await?;
-            }
+            take_back_if_left(registry, config, qmp, plan, entry).await?;
             return Err(NotReleased::Untold(loss));
         }
     };
@@ -272,14 +269,8 @@ pub async fn release(
     entry.drop_locks();
     abort::step("ReleasePivot");
     let released = pivot(qmp, plan, bitmap.as_ref(), entry, &leaving).await;
-    if let Err(why) = &released
-        && why.is_undone()
-    {
-        entry.regain_locks();
-        if note.is_some() {
-            settle::undo_release(registry, entry, watch::look(watch.as_ref()))?;
-        }
-        registry.end_adoption(entry)?;
+    if released.as_ref().is_err_and(NotReleased::is_undone) {
+        stay(registry, entry, note.is_some(), watch.as_ref())?;
     }
     let released = released?;
     abort::step("ReleasePivoted");
@@ -291,6 +282,35 @@ pub async fn release(
     }
     taking::unless_told(registry, config, qmp, plan, entry).await?;
     Ok(released)
+}
+
+/// An agent that died may have left a disk on its file whose guest is still to be told of a loss.
+async fn take_back_if_left(
+    registry: &Registry,
+    config: &Config,
+    qmp: &Qmp,
+    plan: &LayerPlan,
+    entry: &Entry,
+) -> Result<(), NotReleased> {
+    if dray_qemu::is_released(qmp, plan).await.is_ok_and(|on_file| on_file) {
+        taking::unless_told(registry, config, qmp, plan, entry).await?;
+    }
+    Ok(())
+}
+
+/// The disk is on dray as before: its locks come back, and what was noted of its release goes.
+fn stay(
+    registry: &Registry,
+    entry: &Entry,
+    noted: bool,
+    watch: Option<&Watch>,
+) -> Result<(), NotReleased> {
+    entry.regain_locks();
+    if noted {
+        settle::undo_release(registry, entry, watch::look(watch))?;
+    }
+    registry.end_adoption(entry)?;
+    Ok(())
 }
 
 /// QEMU has the file: no other client changes it through dray any more. Whether dray knows of all that they have

@@ -239,10 +239,7 @@ async fn go_over(
     let running = status::status(qmp).await.map_err(io::Error::other)?.running;
     // Until the guest goes on, wherever it is then.
     let leaving = Leaving::begin(entry)?;
-    let known = serde_json::to_value(&plan).map_err(io::Error::other)?;
-    let (qmp_path, qemu) = (qmp.socket().to_owned(), process_of(qmp));
-    let mut swap = Swap { qmp: qmp_path, qemu, plan: known, running, done: false };
-    set_swap(registry, entry, Some(swap.clone()))?;
+    let mut swap = begin_swap(registry, qmp, entry, &plan, running)?;
     let began = Instant::now();
     let stopped = stop_equal(qmp, entry, fresh, running, &leaving).await;
     let (stopped, quiet) = match stopped {
@@ -251,16 +248,8 @@ async fn go_over(
         Err(why) => return stay(registry, entry, swap, Some(qmp)).await.and(Err(why)),
     };
     abort::step("Qcow2Named");
-    let pivots = AtomicBool::new(false);
-    let may_pivot = || {
-        abort::step("Qcow2Pivots");
-        stopped.check().map(|()| pivots.store(true, Ordering::SeqCst))
-    };
-    // What is written after that goes through the mirror, and so to both, until the disk is on the qcow2.
-    let may_open = || pivots.load(Ordering::SeqCst) || block_in_place(|| give_up(&swap));
-    let pivoted = flatten::unflatten(qmp, slice::from_ref(&plan), &may_pivot);
     let mut quiet = Some(quiet);
-    let pivoted = held_back(pivoted, &stopped, &mut quiet, may_open).await;
+    let (pivoted, asked) = pivot(qmp, &plan, &swap, &stopped, &mut quiet).await;
     abort::step("Qcow2Pivoted");
     if stopped.check().is_err() {
         // Whoever has let the guest go on may stop it.
@@ -269,7 +258,7 @@ async fn go_over(
     }
     // QEMU was never asked to complete the mirror: the disk is on the raw image, also if QEMU says nothing more. It
     // may have to write there before it can end the mirror.
-    let stays = pivoted.is_err() && !pivots.load(Ordering::SeqCst) && give_up(&swap);
+    let stays = pivoted.is_err() && !asked && give_up(&swap);
     if let Some(quiet) = quiet.filter(|_| !stays) {
         // Whoever writes to it could write to what is of the past.
         entry.disk.park(quiet);
@@ -281,6 +270,42 @@ async fn go_over(
     let ms = began.elapsed().as_secs_f64() * 1e3;
     tracing::info!(image = entry.record().name, ms, "on a fresh qcow2");
     Ok(())
+}
+
+/// Makes it durable that an exchange has begun.
+fn begin_swap(
+    registry: &Registry,
+    qmp: &Qmp,
+    entry: &Entry,
+    plan: &LayerPlan,
+    running: bool,
+) -> io::Result<Swap> {
+    let plan = serde_json::to_value(plan).map_err(io::Error::other)?;
+    let (qmp, qemu) = (qmp.socket().to_owned(), process_of(qmp));
+    let swap = Swap { qmp, qemu, plan, running, done: false };
+    set_swap(registry, entry, Some(swap.clone()))?;
+    Ok(swap)
+}
+
+/// Puts the disk of a stopped guest, whose writes `quiet` holds back, on the qcow2. What came of that, and whether
+/// QEMU was asked to complete the mirror.
+async fn pivot(
+    qmp: &Qmp,
+    plan: &LayerPlan,
+    swap: &Swap,
+    stopped: &Stopped,
+    quiet: &mut Option<Quiesced>,
+) -> (dray_qemu::Result<Duration>, bool) {
+    let asked = AtomicBool::new(false);
+    let may_pivot = || {
+        abort::step("Qcow2Pivots");
+        stopped.check().map(|()| asked.store(true, Ordering::SeqCst))
+    };
+    // What is written after that goes through the mirror, and so to both, until the disk is on the qcow2.
+    let may_open = || asked.load(Ordering::SeqCst) || block_in_place(|| give_up(swap));
+    let pivoted = flatten::unflatten(qmp, slice::from_ref(plan), &may_pivot);
+    let pivoted = held_back(pivoted, stopped, quiet, may_open).await;
+    (pivoted, asked.load(Ordering::SeqCst))
 }
 
 /// Ends an exchange that failed, because of `why`, where the disk is found to be. Fails when that is not the qcow2.
