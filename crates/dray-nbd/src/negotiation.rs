@@ -34,12 +34,7 @@ pub(crate) fn negotiate<T>(
 ) -> io::Result<Option<(Box<Agreed>, T)>> {
     let deadline = Instant::now() + NEGOTIATION_TIME;
     inbound.set_deadline(Some(deadline))?;
-    let secrecy = match tls {
-        Tls::Off => Secrecy::Off,
-        Tls::Optional(_) => Secrecy::Offered,
-        Tls::Required(_) => Secrecy::Required,
-    };
-    let mut dialogue = Dialogue::new(door, secrecy);
+    let mut dialogue = Dialogue::new(door, secrecy_of(tls));
     greet(inbound, &mut dialogue)?;
     for _ in 0..MAX_OPTIONS {
         if !inbound.need(crate::option::HEADER_LEN)? || is_closing() {
@@ -66,12 +61,7 @@ pub(crate) fn negotiate<T>(
                 if certificate.is_some() {
                     proved();
                 }
-                if let Some(guests) = guests {
-                    match &certificate {
-                        Some(certificate) => dialogue.door.limit(guests.leave(certificate)),
-                        None => dialogue.door.limit(|_| Access::Nothing),
-                    }
-                }
+                limit(&mut dialogue, guests, certificate.as_ref());
             }
             Next::Transmit(agreed) => {
                 let Some(entered) = enter(&agreed) else { return Ok(None) };
@@ -82,6 +72,27 @@ pub(crate) fn negotiate<T>(
         }
     }
     Err(invalid("too many options in one negotiation"))
+}
+
+fn secrecy_of(tls: &Tls) -> Secrecy {
+    match tls {
+        Tls::Off => Secrecy::Off,
+        Tls::Optional(_) => Secrecy::Offered,
+        Tls::Required(_) => Secrecy::Required,
+    }
+}
+
+/// Where there is a list of guests, the client sees what that leaves to its certificate.
+fn limit(
+    dialogue: &mut Dialogue<'_>,
+    guests: Option<&Arc<dyn GuestList>>,
+    certificate: Option<&CertificateDer<'static>>,
+) {
+    let Some(guests) = guests else { return };
+    match certificate {
+        Some(certificate) => dialogue.door.limit(guests.leave(certificate)),
+        None => dialogue.door.limit(|_| Access::Nothing),
+    }
 }
 
 fn send(inbound: &Inbound, out: &mut Vec<u8>) -> io::Result<()> {
