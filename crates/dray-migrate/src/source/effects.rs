@@ -13,7 +13,7 @@ use dray_engine::{
     MILLISECOND, Phase, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord,
 };
 use dray_host::abort;
-use dray_host::folder::intent::SourceIntent;
+use dray_host::folder::intent::{Options, SourceIntent};
 use dray_host::registry::NotTaken;
 use dray_net::{SendJob, SendKind};
 use dray_types::{BlockRange, Choice, Epoch, ImageIndex};
@@ -287,30 +287,12 @@ impl SourceLoop {
             self.measure_if_wanted();
             return;
         }
-        let tuning = match options.strategy.traits().choice {
-            Choice::Planned => self.auto(options),
-            Choice::All | Choice::Hot => {
-                self.predict(options);
-                self.tuning(options)
-            }
-        };
-        let tuning = self.with_reuse(tuning, options);
-        self.begin_pacing();
-        let plan = SourcePlan {
-            migration: intent.migration,
-            images: intent.images.iter().map(|image| image.offer.clone()).collect(),
-            strategy: options.strategy.into(),
-            epoch: intent.epoch,
-            max_downtime: options.max_downtime_ms * MILLISECOND,
-            handover_timeout: self.parts.handover_timeout.as_nanos() as u64,
-            suspect: self.images.suspects(self.history.contains(&SourceRecord::Abandoned)),
-            tuning,
-        };
+        let plan = self.source_plan(&intent, options);
         self.brakes.lift();
         self.mirror_if_wanted();
         self.slot.begin_limited();
         let engine = Source::recover(plan, &self.history);
-        let (owns, done) = (engine.owns(), engine.is_over() && !engine.owns());
+        let owns = engine.owns();
         if owns
             && !engine.is_over()
             && let Err(why) = self.may_send(&intent)
@@ -325,22 +307,55 @@ impl SourceLoop {
         // A new engine knows no order.
         self.orders = Orders::default();
         self.images.heats().for_each(|(_, heat)| heat.try_now());
-        if done {
+        if self.is_over() && self.tell_end() {
+            return;
+        }
+        self.step(SourceEvent::Start);
+        self.tell_orders();
+    }
+
+    /// What the engine is made of: what was asked for, and what is measured and expected by now.
+    fn source_plan(&mut self, intent: &SourceIntent, options: &Options) -> SourcePlan {
+        let tuning = match options.strategy.traits().choice {
+            Choice::Planned => self.auto(options),
+            Choice::All | Choice::Hot => {
+                self.predict(options);
+                self.tuning(options)
+            }
+        };
+        let tuning = self.with_reuse(tuning, options);
+        self.begin_pacing();
+        SourcePlan {
+            migration: intent.migration,
+            images: intent.images.iter().map(|image| image.offer.clone()).collect(),
+            strategy: options.strategy.into(),
+            epoch: intent.epoch,
+            max_downtime: options.max_downtime_ms * MILLISECOND,
+            handover_timeout: self.parts.handover_timeout.as_nanos() as u64,
+            suspect: self.images.suspects(self.history.contains(&SourceRecord::Abandoned)),
+            tuning,
+        }
+    }
+
+    /// Tells how a migration has ended that was over before the restart; false when that is left to the engine.
+    fn tell_end(&mut self) -> bool {
+        if self.is_done() {
             // The restart came between the last record and the last word to the target, and perhaps
             // before all files were replicas: one that is not must not become free.
             self.retire();
             let notices = [SourceNotice::Phase(Phase::Release), SourceNotice::Done];
-            return self.run_effects(notices.map(SourceEffect::Notice).into());
+            self.run_effects(notices.map(SourceEffect::Notice).into());
+            return true;
         }
-        if self.is_over() && self.history.last() == Some(&SourceRecord::Abandoned) {
-            let (what, why) =
-                ("the migration was abandoned", "it had ended before the agent was restarted");
-            let why = Some(Refusal::new(ErrorKind::Conflict, what, why));
-            let ended = SourceNotice::Abandoned { why };
-            return self.run_effects([SourceEffect::Notice(ended)].into());
+        if self.history.last() != Some(&SourceRecord::Abandoned) {
+            return false;
         }
-        self.step(SourceEvent::Start);
-        self.tell_orders();
+        let (what, why) =
+            ("the migration was abandoned", "it had ended before the agent was restarted");
+        let why = Some(Refusal::new(ErrorKind::Conflict, what, why));
+        let ended = SourceNotice::Abandoned { why };
+        self.run_effects([SourceEffect::Notice(ended)].into());
+        true
     }
 }
 

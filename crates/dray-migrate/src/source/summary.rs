@@ -86,32 +86,6 @@ impl Report {
         let shown = self.slot.board.read();
         let options = intent.options.as_ref();
         let strategy = options.map_or(dray_types::Strategy::Hybrid, |options| options.strategy);
-        let sent = total.images.iter().copied().chain(std::iter::repeat((0, 0)));
-        let shared = total.shared.iter().copied().chain(std::iter::repeat(0));
-        let found = total.found.iter().copied().chain(std::iter::repeat(0));
-        let images = intent.images.iter().zip(sent).zip(shared).zip(found);
-        let images = images.enumerate();
-        let images = images.map(|(ix, (((image, sent), shared), found))| ImageSummary {
-            qcow2: self.qcow2_of(ix),
-            stays_raw: self.stays_raw(ix),
-            image: image.name.clone(),
-            name_at_target: image.offer.name.clone(),
-            bytes: image.offer.len,
-            blocks_sent: sent.0,
-            blocks_sent_twice: sent.1,
-            bytes_from_replica: from_replica(image, shared, found) * BLOCK_SIZE,
-            bytes_in_place: if in_place(image) {
-                image.offer.len.min(shared * BLOCK_SIZE)
-            } else {
-                0
-            },
-            given: image.given.clone(),
-            bytes_from_target: if image.base.is_unproved() { 0 } else { found * BLOCK_SIZE },
-            replica_not_used: match &image.base {
-                Base::Refused { why } => Some(why.clone()),
-                _ => None,
-            },
-        });
         Summary {
             result: Ending::Completed,
             migration: intent.migration,
@@ -140,9 +114,39 @@ impl Report {
             not_released: self.not_released.as_ref().map(|known| known.why.clone()),
             actual: total.predicted.as_ref().map(|_| self.actual(&total)),
             providers: self.providers(&total),
+            images: self.image_summaries(&total, &intent.images),
             predicted: total.predicted,
-            images: images.collect(),
         }
+    }
+
+    /// Each image's part of it.
+    fn image_summaries(&self, total: &Counts, images: &[SourceImage]) -> Vec<ImageSummary> {
+        let sent = total.images.iter().copied().chain(std::iter::repeat((0, 0)));
+        let shared = total.shared.iter().copied().chain(std::iter::repeat(0));
+        let found = total.found.iter().copied().chain(std::iter::repeat(0));
+        let images = images.iter().zip(sent).zip(shared).zip(found).enumerate();
+        let images = images.map(|(ix, (((image, sent), shared), found))| ImageSummary {
+            qcow2: self.qcow2_of(ix),
+            stays_raw: self.stays_raw(ix),
+            image: image.name.clone(),
+            name_at_target: image.offer.name.clone(),
+            bytes: image.offer.len,
+            blocks_sent: sent.0,
+            blocks_sent_twice: sent.1,
+            bytes_from_replica: from_replica(image, shared, found) * BLOCK_SIZE,
+            bytes_in_place: if in_place(image) {
+                image.offer.len.min(shared * BLOCK_SIZE)
+            } else {
+                0
+            },
+            given: image.given.clone(),
+            bytes_from_target: if image.base.is_unproved() { 0 } else { found * BLOCK_SIZE },
+            replica_not_used: match &image.base {
+                Base::Refused { why } => Some(why.clone()),
+                _ => None,
+            },
+        });
+        images.collect()
     }
 
     /// Where the bytes came from: who gave the target what its copies began with, what lay there, what
