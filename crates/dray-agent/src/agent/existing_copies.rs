@@ -131,3 +131,43 @@ fn check_free(pool: &Pool, wanted: u64) -> Answer<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_api::ErrorKind;
+    use dray_host::pool::PoolIo;
+    use dray_host::stamp::FileStamp;
+    use dray_types::ImageId;
+    use dray_wire::request::WantedImage;
+
+    const TOO_MUCH: u64 = 1 << 60;
+
+    fn coming(allocated: u64) -> ComingImage {
+        let (id, name, len) = (ImageId(1), "a.raw".to_owned(), allocated);
+        let image = WantedImage { id, name, len, allocated, read_only: true };
+        ComingImage { image, ancestors: Vec::new(), digest: None, qcow2: false, owner: None }
+    }
+
+    #[test]
+    fn images_need_room_in_a_pool_of_files_unless_they_lie_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.raw");
+        std::fs::write(&path, "content").unwrap();
+        let lying = FileInPlace { stamp: FileStamp::of(&path).unwrap(), path };
+        let lying = [ExistingCopy::InPlace(lying)];
+        let nothing = [ExistingCopy::Nothing];
+        let (kind, io) = (PoolKind::Files, PoolIo::Buffered);
+        let (name, path) = ("p".to_owned(), dir.path().to_owned());
+        let files = Pool { name, path, kind, io, reuse_domain: None };
+        assert_eq!(check_space(&files, &[coming(4096)], &nothing, 0), Ok(()));
+        assert_eq!(check_space(&files, &[coming(TOO_MUCH)], &lying, 0), Ok(()));
+        let full = [(TOO_MUCH, &nothing, 0), (4096, &nothing, TOO_MUCH), (4096, &lying, TOO_MUCH)];
+        for (bytes, found, beside) in full {
+            let refused = check_space(&files, &[coming(bytes)], found, beside);
+            assert_eq!(refused.unwrap_err().kind, ErrorKind::NoSpace);
+        }
+        let devices = Pool { kind: PoolKind::Devices, ..files };
+        assert_eq!(check_space(&devices, &[coming(TOO_MUCH)], &nothing, 0), Ok(()));
+    }
+}
