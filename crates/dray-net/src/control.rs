@@ -3,8 +3,12 @@
 //! A message goes out at once; when there is none for a while a ping goes out. A link on which no
 //! byte arrives for a while is down: said once, as the last item of the receiving side. Pings are
 //! not handed on.
+//!
+//! A message has a place in the [`memory`](crate::memory) of its peer from its length on until whoever it was handed
+//! to has done with it.
 
 use crate::error::{NetError, NetErrorKind};
+use crate::memory::{Held, PeerMemory};
 use crate::stats::NetStats;
 use crate::stream::{Stream, Tls};
 use crate::tls;
@@ -109,22 +113,32 @@ impl<Tx: ControlMessage> ControlSender<Tx> {
     }
 }
 
+/// A message, and its place in memory.
+type Placed<Rx> = Result<(Envelope<Rx>, Held), NetError>;
+
 /// The receiving side. When it is dropped the connection is closed.
 #[derive(Debug)]
 pub struct ControlReceiver<Rx> {
-    inbox: mpsc::Receiver<Result<Envelope<Rx>, NetError>>,
+    inbox: mpsc::Receiver<Placed<Rx>>,
+    /// The place of the message that was handed on last.
+    last: Held,
 }
 
 impl<Rx> ControlReceiver<Rx> {
     /// The next message; an error once, when the link is down (`Closed` when the peer finished in
-    /// order); then nothing.
+    /// order); then nothing. The message before it counts as handled.
     pub async fn next(&mut self) -> Option<Result<Envelope<Rx>, NetError>> {
-        self.inbox.recv().await
+        self.last = Held::default();
+        let next = self.inbox.recv().await?;
+        Some(next.map(|(message, held)| {
+            self.last = held;
+            message
+        }))
     }
 
-    /// The same for a thread that may block.
-    pub fn next_blocking(&mut self) -> Option<Result<Envelope<Rx>, NetError>> {
-        self.inbox.blocking_recv()
+    /// The same for who hands the message on: it counts as handled when its place is dropped.
+    pub async fn next_held(&mut self) -> Option<Result<(Envelope<Rx>, Held), NetError>> {
+        self.inbox.recv().await
     }
 }
 
@@ -141,7 +155,8 @@ pub fn control_stream<Tx: ControlMessage, Rx: ControlMessage>(
     let (to_inbox, inbox) = mpsc::channel(INBOX);
     let waiting = Arc::new(AtomicUsize::new(0));
     let writer = Writer { tls: write, messages, waiting: Arc::clone(&waiting), settings };
-    let reader = Reader { tls: read, settings, kind: PhantomData::<fn() -> Rx> };
+    let memory = stream.memory;
+    let reader = Reader { tls: read, settings, memory, kind: PhantomData::<fn() -> Rx> };
     tokio::spawn(async move {
         let why = tokio::select! {
             why = writer.run::<Tx>() => why,
@@ -152,7 +167,10 @@ pub fn control_stream<Tx: ControlMessage, Rx: ControlMessage>(
         // Fails only when nobody listens any more.
         let _ = to_inbox.send(Err(why)).await;
     });
-    (ControlSender { queue, waiting, kind: PhantomData }, ControlReceiver { inbox })
+    (
+        ControlSender { queue, waiting, kind: PhantomData },
+        ControlReceiver { inbox, last: Held::default() },
+    )
 }
 
 /// Why a control stream ended.
@@ -226,15 +244,16 @@ impl Writer {
 struct Reader<Rx> {
     tls: ReadHalf<Tls>,
     settings: ControlSettings,
+    memory: PeerMemory,
     kind: PhantomData<fn() -> Rx>,
 }
 
 impl<Rx: ControlMessage> Reader<Rx> {
-    async fn run(mut self, inbox: &mpsc::Sender<Result<Envelope<Rx>, NetError>>) -> Down {
+    async fn run(mut self, inbox: &mpsc::Sender<Placed<Rx>>) -> Down {
         loop {
             match self.message().await {
                 Err(why) => return why,
-                Ok(message) if message.body.is_ping() => {}
+                Ok((message, _)) if message.body.is_ping() => {}
                 Ok(message) => {
                     // Fails only when nobody listens; the stream's task ends by itself then.
                     let _ = inbox.send(Ok(message)).await;
@@ -243,7 +262,26 @@ impl<Rx: ControlMessage> Reader<Rx> {
         }
     }
 
-    async fn message(&mut self) -> Result<Envelope<Rx>, Down> {
+    async fn message(&mut self) -> Result<(Envelope<Rx>, Held), Down> {
+        let len = self.len().await?;
+        let mut body = Vec::new();
+        if len > control::MAX_SHORT as usize {
+            self.read_up_to(&mut body, control::KIND_LEN).await?;
+        }
+        control::check_kind::<Rx>(&body, len)?;
+        // The link is not silent meanwhile: nobody reads it.
+        let held = self.memory.for_message(len).await.map_err(Down::Net)?;
+        let limit = self.memory.time_for(len);
+        body.reserve_exact(len - body.len());
+        timeout(limit, self.read_up_to(&mut body, len)).await.map_err(|_| {
+            let seconds = limit.as_secs();
+            let what = format!("a message of {len} bytes was not complete after {seconds} s");
+            Down::Net(NetError::new(NetErrorKind::Timeout, what))
+        })??;
+        Ok((self.decode(body).await?, held))
+    }
+
+    async fn len(&mut self) -> Result<usize, Down> {
         let mut len = [0; 4];
         let mut have = 0;
         while have < len.len() {
@@ -256,13 +294,11 @@ impl<Rx: ControlMessage> Reader<Rx> {
                 count => have += count,
             }
         }
-        let body = self.body(control::decode_len(len)?).await?;
-        Ok(control::decode(&body)?)
+        Ok(control::decode_len(len)?)
     }
 
-    /// Reads a message's body; memory grows with what arrives, not with what was announced.
-    async fn body(&mut self, len: usize) -> Result<Vec<u8>, Down> {
-        let mut body = Vec::new();
+    /// Reads until there are `len` bytes; memory is touched as they arrive, not as they were announced.
+    async fn read_up_to(&mut self, body: &mut Vec<u8>, len: usize) -> Result<(), Down> {
         while body.len() < len {
             let have = body.len();
             body.resize(len.min(have + PIECE), 0);
@@ -272,7 +308,18 @@ impl<Rx: ControlMessage> Reader<Rx> {
             }
             body.truncate(have + count);
         }
-        Ok(body)
+        Ok(())
+    }
+
+    /// A long one takes a while, and several times its length: not on the threads of all tasks, and one after the
+    /// other.
+    async fn decode(&self, body: Vec<u8>) -> Result<Envelope<Rx>, Down> {
+        if body.len() <= control::MAX_SHORT as usize {
+            return Ok(control::decode(&body)?);
+        }
+        let _turn = self.memory.turn_to_decode().await;
+        let decoded = tokio::task::spawn_blocking(move || control::decode(&body)).await;
+        Ok(decoded.map_err(io::Error::other)??)
     }
 
     async fn some(&mut self, out: &mut [u8]) -> Result<usize, Down> {

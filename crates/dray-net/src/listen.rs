@@ -7,6 +7,7 @@
 use crate::AGENT;
 use crate::error::{NetError, NetErrorKind, UPGRADE};
 use crate::greeting::{Greetings, Place};
+use crate::memory::Memory;
 use crate::socket::{self, Socket};
 use crate::stream::{Stream, Tls};
 use crate::tls::{self, Identity};
@@ -59,6 +60,7 @@ pub struct Incoming {
     pub remote: SocketAddr,
     version: u16,
     tls: Tls,
+    memory: Memory,
 }
 
 impl Incoming {
@@ -73,7 +75,9 @@ impl Incoming {
             features: features.clone(),
         };
         answer(&mut self.tls, &reply.encode(self.kind)).await?;
-        Ok(Stream::new(self.tls, self.peer, self.kind, self.version, features))
+        let mut stream = Stream::new(self.tls, self.peer, self.kind, self.version, features);
+        stream.share(&self.memory);
+        Ok(stream)
     }
 
     /// Refuses the stream and closes it.
@@ -117,6 +121,7 @@ pub struct Listener {
     tcp: TcpListener,
     settings: ListenSettings,
     greetings: Arc<Greetings>,
+    memory: Memory,
 }
 
 /// What every accepted connection needs.
@@ -124,6 +129,7 @@ struct Door<K> {
     identity: Identity,
     known: K,
     settings: ListenSettings,
+    memory: Memory,
 }
 
 impl Listener {
@@ -139,7 +145,13 @@ impl Listener {
             )
         })?;
         let greetings = Greetings::new(settings.handshakes, settings.of_address);
-        Ok(Self { tcp, settings, greetings })
+        Ok(Self { tcp, settings, greetings, memory: Memory::default() })
+    }
+
+    /// Has its streams share `memory` with others of this host.
+    pub fn share(mut self, memory: &Memory) -> Self {
+        self.memory = memory.clone();
+        self
     }
 
     /// The address it listens at.
@@ -159,7 +171,7 @@ impl Listener {
         H: Fn(Incoming) -> F + Send + Sync + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let door = Arc::new(Door { identity, known, settings: self.settings });
+        let door = Arc::new(Door { identity, known, settings: self.settings, memory: self.memory });
         let handle = Arc::new(handle);
         loop {
             let (tcp, remote) = match self.tcp.accept().await {
@@ -240,7 +252,8 @@ impl<K: Fn(&str) -> Option<String>> Door<K> {
             return Err(NetError::refused(why));
         };
         let Preface { kind, version, .. } = preface;
-        Ok(Incoming { peer, kind, hello, remote, version, tls })
+        let memory = self.memory.clone();
+        Ok(Incoming { peer, kind, hello, remote, version, tls, memory })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Questions to a peer one after the other, each with its answer, over streams that are kept open for the
 //! next ones: its backup store, and its replicas.
 
+use crate::memory::Held;
 use crate::tls::Identity;
 use crate::{AGENT, BlockingStream, DialSettings, NetError, NetErrorKind, dial};
 use dray_wire::store::{self, LENGTHS};
@@ -9,8 +10,8 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io;
-
 use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
 
 /// A stream that nobody has used for this long is not used any more: the peer may have restarted.
 const UNUSED: Duration = Duration::from_secs(10);
@@ -105,31 +106,114 @@ impl Questions {
 /// # Errors
 /// What the socket says; `Other` when it is no message.
 pub fn read<T: DeserializeOwned>(stream: &mut BlockingStream) -> io::Result<Option<(T, Vec<u8>)>> {
-    read_at_most(stream, usize::MAX, usize::MAX)
+    let Some((head, body)) = lengths(stream)? else { return Ok(None) };
+    rest(stream, head, body).map(Some)
 }
 
-/// The same, with a head and a body of at most so many bytes: nothing longer gets any memory.
-///
-/// # Errors
-/// Those of [`read`]; `InvalidData` when it is longer.
-pub fn read_at_most<T: DeserializeOwned>(
-    stream: &mut BlockingStream,
+/// A question of a peer.
+#[derive(Debug)]
+pub struct Asked<T> {
+    /// What it asks.
+    pub ask: T,
+    /// The bytes that came with it.
+    pub body: Vec<u8>,
+    /// Their place in the peer's memory.
+    pub held: Held,
+}
+
+/// Reads the questions of a peer and writes the answers. What both take of memory has a place in that peer's.
+#[derive(Debug)]
+pub struct Answering<'s> {
+    stream: &'s mut BlockingStream,
+    runtime: Handle,
     most_head: usize,
     most_body: usize,
-) -> io::Result<Option<(T, Vec<u8>)>> {
+}
+
+impl<'s> Answering<'s> {
+    /// Takes heads and bodies of at most so many bytes. `runtime` has the clock by which a thread waits for memory.
+    pub fn new(
+        stream: &'s mut BlockingStream,
+        runtime: Handle,
+        most_head: usize,
+        most_body: usize,
+    ) -> Self {
+        Self { stream, runtime, most_head, most_body }
+    }
+
+    /// The next question; none at the end of the stream.
+    ///
+    /// # Errors
+    /// What the socket says; `InvalidData` when the question is too long, `TimedOut` when it comes too slowly or
+    /// finds no place.
+    pub fn question<T: DeserializeOwned>(&mut self) -> io::Result<Option<Asked<T>>> {
+        let Some((head, body)) = lengths(self.stream)? else { return Ok(None) };
+        if head > self.most_head || body > self.most_body {
+            let why = format!("a question with {head} and {body} bytes is too long");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        let held = self.place(head + body)?;
+        self.end_in(head + body);
+        let (ask, body) = rest(self.stream, head, body)?;
+        self.stream.end_by(None);
+        Ok(Some(Asked { ask, body, held }))
+    }
+
+    /// Waits for a place for so many bytes. Who waits has none: of those that have, each can go on.
+    ///
+    /// # Errors
+    /// `TimedOut` when none becomes free.
+    pub fn place(&self, bytes: usize) -> io::Result<Held> {
+        let placed = self.runtime.block_on(self.stream.memory().for_answer(bytes));
+        placed.map_err(|why| io::Error::new(io::ErrorKind::TimedOut, why.to_string()))
+    }
+
+    /// Writes an answer, whose body has the place `held`.
+    ///
+    /// # Errors
+    /// What the socket says; `TimedOut` when the peer takes it too slowly.
+    pub fn answer<A: Serialize>(
+        &mut self,
+        answer: &A,
+        body: &[u8],
+        mut held: Held,
+    ) -> io::Result<()> {
+        let head = store::encode(answer, body.len()).map_err(io::Error::other)?;
+        held.keep(head.len() + body.len());
+        self.end_in(head.len() + body.len());
+        self.stream.write_both(&head, body)?;
+        self.stream.end_by(None);
+        Ok(())
+    }
+
+    /// As much as one answer can have.
+    pub fn most(&self) -> usize {
+        self.stream.memory().longest_answer()
+    }
+
+    fn end_in(&mut self, bytes: usize) {
+        self.stream.end_by(Some(Instant::now() + self.stream.memory().time_for(bytes)));
+    }
+}
+
+/// The lengths of the head and the body that follow.
+fn lengths(stream: &mut BlockingStream) -> io::Result<Option<(usize, usize)>> {
     let mut lengths = [0; LENGTHS];
     if !stream.read_all_or_end(&mut lengths)? {
         return Ok(None);
     }
-    let (head, body) = store::decode_lengths(lengths).map_err(io::Error::other)?;
-    if head > most_head || body > most_body {
-        let why = format!("a question with {head} and {body} bytes is too long");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
-    }
+    store::decode_lengths(lengths).map(Some).map_err(io::Error::other)
+}
+
+fn rest<T: DeserializeOwned>(
+    stream: &mut BlockingStream,
+    head: usize,
+    body: usize,
+) -> io::Result<(T, Vec<u8>)> {
     let (mut head, mut body) = (vec![0; head], vec![0; body]);
     let whole = stream.read_all_or_end(&mut head)? && stream.read_all_or_end(&mut body)?;
     if !whole {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Ok(Some((store::decode(&head).map_err(io::Error::other)?, body)))
+    Ok((store::decode(&head).map_err(io::Error::other)?, body))
 }

@@ -76,6 +76,8 @@ pub(crate) struct Socket<T> {
     pub(crate) silence: Silence,
     /// How long a peer that is there may take nothing; for ever if it is absent. Only a thread that blocks asks.
     pub(crate) patience: Option<Duration>,
+    /// After this nothing is read or written. Only a thread that blocks asks.
+    pub(crate) until: Option<Instant>,
 }
 
 impl<T> Socket<T> {
@@ -115,6 +117,7 @@ impl Socket<tokio::net::TcpStream> {
             count: Count::default(),
             silence: Silence::default(),
             patience: None,
+            until: None,
         }
     }
 
@@ -123,12 +126,20 @@ impl Socket<tokio::net::TcpStream> {
         let tcp = self.tcp.into_std()?;
         tcp.set_nonblocking(false)?;
         tcp.set_write_timeout(Some(silence::LOOK))?;
-        let Self { buffer, ready, count, silence, patience, .. } = self;
-        Ok(Socket { tcp, buffer, ready, count, silence, patience })
+        let Self { buffer, ready, count, silence, patience, until, .. } = self;
+        Ok(Socket { tcp, buffer, ready, count, silence, patience, until })
     }
 }
 
 impl Socket<std::net::TcpStream> {
+    fn check_time(&self) -> io::Result<()> {
+        if self.until.is_some_and(|until| Instant::now() >= until) {
+            let what = "the peer takes too long for this message";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+        }
+        Ok(())
+    }
+
     /// Writes as much as the peer takes, and waits for it to take something.
     fn try_write(
         &mut self,
@@ -136,6 +147,7 @@ impl Socket<std::net::TcpStream> {
     ) -> io::Result<usize> {
         let begun = Instant::now();
         loop {
+            self.check_time()?;
             match write(&mut self.tcp) {
                 Err(why) if why.kind() == io::ErrorKind::WouldBlock => {
                     self.silence.look(&self.tcp)?;
@@ -157,6 +169,7 @@ impl Socket<std::net::TcpStream> {
 impl Read for Socket<std::net::TcpStream> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.ready.is_empty() {
+            self.check_time()?;
             let count = self.tcp.read(&mut self.buffer)?;
             self.count.received(count);
             self.ready = 0..count;

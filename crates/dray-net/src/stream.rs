@@ -1,6 +1,7 @@
 //! A connection between two agents after its hello.
 
 use crate::error::{NetError, NetErrorKind};
+use crate::memory::{Memory, PeerMemory};
 use crate::silence::{Silence, Watch};
 use crate::socket::Socket;
 use crate::stats::NetStats;
@@ -11,7 +12,7 @@ use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio_rustls::TlsStream;
 
 /// Encrypted bytes that wait for the kernel at once: a quarter of a run, so that encrypting and
@@ -28,6 +29,7 @@ pub struct Stream {
     pub(crate) kind: StreamKind,
     pub(crate) version: u16,
     pub(crate) features: Vec<String>,
+    pub(crate) memory: PeerMemory,
 }
 
 impl Stream {
@@ -39,7 +41,8 @@ impl Stream {
         features: Vec<String>,
     ) -> Self {
         tls.get_mut().0.widen();
-        Self { tls, peer, kind, version, features }
+        let memory = Memory::default().of(&peer);
+        Self { tls, peer, kind, version, features, memory }
     }
 
     /// The peer's name, as its certificate proved it.
@@ -65,6 +68,16 @@ impl Stream {
     /// Whether both can do, and want, what the word says.
     pub fn agreed(&self, word: &str) -> bool {
         self.features.iter().any(|known| known == word)
+    }
+
+    /// Has the stream share what `memory` has for its peer. Until this is called it has as much for itself.
+    pub fn share(&mut self, memory: &Memory) {
+        self.memory = memory.of(&self.peer);
+    }
+
+    /// The memory for what its peer sends and asks for.
+    pub fn memory(&self) -> &PeerMemory {
+        &self.memory
     }
 
     /// Counts this stream's bytes, the handshake included, into a migration's counters.
@@ -112,7 +125,7 @@ impl Stream {
             }
         };
         let closer = Closer(Arc::new(tls.tcp().try_clone().map_err(local)?));
-        Ok(BlockingStream { tls, closer, peer: self.peer })
+        Ok(BlockingStream { tls, closer, peer: self.peer, memory: self.memory })
     }
 }
 
@@ -153,6 +166,7 @@ pub struct BlockingStream {
     tls: BlockingTls,
     closer: Closer,
     peer: String,
+    memory: PeerMemory,
 }
 
 /// Runs the same expression on the client's or the server's side of TLS.
@@ -185,6 +199,17 @@ impl BlockingStream {
         either!(&mut self.tls, stream => stream.sock.patience = Some(limit));
         let set = self.tls.tcp().set_read_timeout(Some(limit));
         set.map_err(|why| NetError::new(NetErrorKind::Local, format!("limit a socket: {why}")))
+    }
+
+    /// The memory for what its peer sends and asks for.
+    pub fn memory(&self) -> &PeerMemory {
+        &self.memory
+    }
+
+    /// When all of what is being read or written has to be there; any time if there is none. After it every read and
+    /// write fails, also where the peer does a little now and then.
+    pub fn end_by(&mut self, until: Option<Instant>) {
+        either!(&mut self.tls, stream => stream.sock.until = until);
     }
 
     /// Writes all bytes of both slices, in as few TLS records as they fit in.

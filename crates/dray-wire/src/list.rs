@@ -1,6 +1,7 @@
 //! Lists whose length is bounded while they are decoded (I7): a peer's list of a few bytes each must
 //! not become gigabytes before anybody counts.
 
+use dray_types::BlockSet;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,10 +12,34 @@ where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    deserializer.deserialize_seq(Items::<T, MAX>(PhantomData))
+    deserializer.deserialize_seq(Items::<T, MAX> { parts: |_| 0, most: 0, kind: PhantomData })
 }
 
-struct Items<T, const MAX: usize>(PhantomData<T>);
+/// Something with a set of blocks.
+pub(crate) trait HasSet {
+    /// That set.
+    fn set(&self) -> &BlockSet;
+}
+
+/// The same for items with sets, which have at most `PARTS` parts together: a part takes far more memory than
+/// its bytes.
+pub(crate) fn of_sets<'de, D, T, const MAX: usize, const PARTS: u64>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + HasSet,
+{
+    let parts = |item: &T| item.set().parts();
+    deserializer.deserialize_seq(Items::<T, MAX> { parts, most: PARTS, kind: PhantomData })
+}
+
+struct Items<T, const MAX: usize> {
+    /// Parts of the sets of an item, and how many all items may have.
+    parts: fn(&T) -> u64,
+    most: u64,
+    kind: PhantomData<T>,
+}
 
 impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for Items<T, MAX> {
     type Value = Vec<T>;
@@ -29,10 +54,14 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for Items<T, MAX> 
         if claimed > MAX {
             return Err(A::Error::invalid_length(claimed, &self));
         }
-        let mut list = Vec::new();
+        let (mut list, mut parts) = (Vec::new(), 0);
         while let Some(item) = items.next_element()? {
             if list.len() == MAX {
                 return Err(A::Error::invalid_length(MAX + 1, &self));
+            }
+            parts += (self.parts)(&item);
+            if parts > self.most {
+                return Err(A::Error::custom("the sets of blocks have too many parts"));
             }
             list.push(item);
         }

@@ -33,8 +33,8 @@ use dray_host::store::Store;
 use dray_migrate::receiver::TargetSlot;
 use dray_migrate::slots::Slots;
 use dray_migrate::source::{SessionSettings, SourceSlot};
-use dray_net::ControlSettings;
 use dray_net::tls::Identity;
+use dray_net::{ControlSettings, Memory};
 use dray_provider::bases::Digests;
 use dray_provider::offer::Offer;
 use dray_provider::reuse::Reuse;
@@ -75,6 +75,8 @@ pub struct Agent {
     pub tasks: Tasks,
     /// Migrations away for which a target is being asked for room.
     pub preparing: Preparing,
+    /// Memory for what peers send and ask for.
+    pub(crate) memory: Memory,
     /// What peers are asking.
     pub(crate) questions: room::Questions,
     /// Held while room is made for a migration to here.
@@ -117,6 +119,7 @@ impl Agent {
             address: known.address.clone(),
             streams: self.config.limits.data_streams as u16,
             control: self.control_settings(),
+            memory: self.memory.clone(),
         })
     }
 

@@ -11,14 +11,14 @@ use dray_host::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
 use dray_host::record::{CopyState, NameKind};
 use dray_host::registry::Entry;
 use dray_image::{Image, runs};
-use dray_net::questions::{IDLE, read_at_most};
-use dray_net::{BlockingStream, NetError, NetErrorKind, Stream};
+use dray_net::questions::{Answering, Asked, IDLE};
+use dray_net::{NetError, NetErrorKind, Stream};
 use dray_types::{BLOCK_SIZE, BlockRange, GenerationId, ImageId};
 use dray_wire::replica::{self, Answer, Ask, HASH_BYTES, MAX_READ, PIECE_BYTES, Piece};
 use dray_wire::request::Holding;
-use dray_wire::store;
 use std::io;
 use std::sync::Arc;
+use tokio::runtime::Handle;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Blocks of a piece.
@@ -81,7 +81,7 @@ impl Agent {
         offered.find(|offered| offered.note.generation.id == generation)
     }
 
-    /// Lets a peer read until it has had enough.
+    /// Lets a peer read until it has had enough. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// When no thread can be made.
@@ -92,11 +92,12 @@ impl Agent {
     ) -> Result<(), NetError> {
         let mut stream = stream.into_blocking()?;
         stream.limit_waits(IDLE)?;
-        let agent = Arc::clone(self);
+        let (agent, runtime) = (Arc::clone(self), Handle::current());
         let work = move || {
             let _question = question;
             let peer = stream.peer().to_owned();
-            if let Err(why) = agent.answer_all(&mut stream, &peer) {
+            let answering = Answering::new(&mut stream, runtime, MAX_ASK, MAX_HASHES);
+            if let Err(why) = agent.answer_all(answering, &peer) {
                 tracing::debug!(peer, %why, "a peer's stream to the replicas of this host ended");
             }
         };
@@ -105,12 +106,13 @@ impl Agent {
         made.map(drop).map_err(local)
     }
 
-    fn answer_all(&self, stream: &mut BlockingStream, peer: &str) -> io::Result<()> {
-        while let Some((ask, body)) = read_at_most::<Ask>(stream, MAX_ASK, MAX_HASHES)? {
+    fn answer_all(&self, mut answering: Answering<'_>, peer: &str) -> io::Result<()> {
+        while let Some(Asked { ask, body, held }) = answering.question::<Ask>()? {
             abort::before(|| vec!["replica-answer".to_owned()]);
+            drop(held);
+            let held = answering.place(ask.len.min(MAX_READ) as usize)?;
             let (answer, bytes) = self.answer(peer, &ask, &body);
-            let head = store::encode(&answer, bytes.len()).map_err(io::Error::other)?;
-            stream.write_both(&head, &bytes)?;
+            answering.answer(&answer, &bytes, held)?;
         }
         Ok(())
     }

@@ -155,6 +155,7 @@ impl Agent {
             tokio::time::sleep(AGAIN).await;
         };
         self.troubles.clear(KEY);
+        let listener = listener.share(&self.memory);
         self.listen(listener).await;
     }
 }

@@ -151,6 +151,7 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
         batches: Batches::default(),
         tasks: Tasks::default(),
         preparing: Preparing::default(),
+        memory: dray_net::Memory::default(),
         questions: Questions::default(),
         making_room: tokio::sync::Mutex::default(),
         backups: Arc::default(),

@@ -226,15 +226,20 @@ impl Host {
         }
     }
 
+    /// The agent's process; 0 if there is none.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
     /// Sends the agent a signal that it lives through.
     pub fn signal(&self, name: &str) {
-        let pid = self.child.as_ref().map_or(0, Child::id);
+        let pid = self.pid();
         run(Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()));
     }
 
     /// Whether a signal has stopped it.
     pub fn is_stopped(&self) -> bool {
-        let pid = self.child.as_ref().map_or(0, Child::id);
+        let pid = self.pid();
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
     }

@@ -3,6 +3,7 @@
 //! * [`lab`]: the hosts. [`attacker`]: a host of the fleet that was taken over: it has a good certificate.
 //! * [`guests`]: clients of other hosts over NBD with TLS, [`remote`], who want images that are not theirs.
 //! * [`greedy`]: connections without end.
+//! * [`memory`]: messages and answers that are to fill the agent's memory.
 //! * [`store`]: the backup store in its hands.
 //! * [`peers`]: what such a peer asks for without having the right.
 //! * [`local`]: users of this host.
@@ -18,6 +19,7 @@ mod heads;
 #[allow(dead_code, reason = "these tests need less of the lab than those that it was made for")]
 mod lab;
 mod local;
+mod memory;
 mod peers;
 mod remote;
 mod stage;

@@ -23,7 +23,7 @@ fn image(id: u128) -> ComingImage {
     ComingImage { image, ancestors: Vec::new(), digest: None, qcow2: false, owner: None }
 }
 
-fn prepare(migration: u128) -> Request {
+pub fn prepare(migration: u128) -> Request {
     let (migration, images) = (MigrationId(migration), vec![image(migration + 1)]);
     Request::Prepare { migration, pool: None, images }
 }

@@ -42,6 +42,7 @@ use dray_host::folder::intent::SourceIntent;
 use dray_host::folder::log::{self, Folder, Log, SOURCE_INTENT, SOURCE_JOURNAL};
 use dray_host::registry::Registry;
 use dray_image::Quiesced;
+use dray_net::memory::Held;
 use dray_net::pace::Pacer;
 use dray_net::{NetError, NetErrorKind, NetStats};
 use dray_provider::bases::Digests;
@@ -92,7 +93,7 @@ pub enum Input {
     /// The target wants no session with this number.
     SessionRefused(u64, NetError),
     /// A message came in the session with this number.
-    FromPeer(u64, Envelope<ToSource>),
+    FromPeer(u64, Envelope<ToSource>, Held),
     /// QEMU has stopped the guest, at this time since 1970 if QEMU said when.
     Stopped(Option<Duration>),
     /// The guest has written something that the strategy sends on.
@@ -601,7 +602,7 @@ impl SourceLoop {
             Input::SessionUp(session) => self.session_up(session),
             Input::SessionDown(number, why) => self.session_down(number, why),
             Input::SessionRefused(number, why) => self.session_refused(number, why),
-            Input::FromPeer(number, message) => self.heard(number, message),
+            Input::FromPeer(number, message, _held) => self.heard(number, message),
             Input::Stopped(at) => self.report.stopped(at),
             Input::Written => self.written(),
             Input::Memory(memory) => self.report.memory(memory),

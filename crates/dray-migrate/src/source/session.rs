@@ -9,7 +9,7 @@ use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_engine::SourceEvent;
 use dray_net::tls::Identity;
 use dray_net::{
-    self, Compression, ControlSender, ControlSettings, DataSender, DialSettings, JobQueue,
+    self, Compression, ControlSender, ControlSettings, DataSender, DialSettings, JobQueue, Memory,
     NetError, NetErrorKind, SendEvents, SendJob, SendSetup,
 };
 use dray_types::{Attempt, BitRate, ImageIndex};
@@ -44,6 +44,8 @@ pub struct SessionSettings {
     pub streams: u16,
     /// Timeouts of control streams.
     pub control: ControlSettings,
+    /// Memory for what peers send.
+    pub memory: Memory,
 }
 
 /// Tells how the target is reached, whenever a session is to be made: a migration goes on here even
@@ -191,9 +193,9 @@ async fn connect(
         dray_net::control_stream::<ToTarget, ToSource>(control, settings.control, &slot.stats);
     let loop_of = Arc::clone(slot);
     let reader = tokio::spawn(async move {
-        while let Some(message) = incoming.next().await {
+        while let Some(message) = incoming.next_held().await {
             match message {
-                Ok(message) => loop_of.send(Input::FromPeer(number, message)),
+                Ok((message, held)) => loop_of.send(Input::FromPeer(number, message, held)),
                 Err(why) => loop_of.send(Input::SessionDown(number, why)),
             }
         }
@@ -237,6 +239,7 @@ async fn dial(
     )
     .await?;
     stream.limit_silence(dray_net::silence_limit(settings.control.dead));
+    stream.share(&settings.memory);
     Ok(stream)
 }
 

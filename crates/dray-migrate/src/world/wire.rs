@@ -5,6 +5,7 @@ use super::{World, draw};
 use crate::{receiver, source};
 use dray_engine::SourceEvent;
 use dray_host::migration::revive::may_come_back;
+use dray_net::memory::Held;
 use dray_net::{
     ControlSender, JobQueue, NetError, NetErrorKind, RunSink, RunSource, SendJob, SendKind,
 };
@@ -110,7 +111,7 @@ impl World {
             while let Ok(bytes) = link.to_source.try_recv() {
                 let message = decode::<ToSource>(&bytes);
                 if let Some(away) = from.away().as_ref() {
-                    away.slot.send(source::Input::FromPeer(link.number, message));
+                    away.slot.send(source::Input::FromPeer(link.number, message, Held::default()));
                 }
             }
         }

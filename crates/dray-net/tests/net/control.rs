@@ -18,11 +18,11 @@ fn source(stream: Stream) -> (ControlSender<ToTarget>, ControlReceiver<ToSource>
     control_stream(stream, QUICK, &Arc::new(NetStats::default()))
 }
 
-fn target(stream: Stream) -> (ControlSender<ToSource>, ControlReceiver<ToTarget>) {
+pub fn target(stream: Stream) -> (ControlSender<ToSource>, ControlReceiver<ToTarget>) {
     control_stream(stream, QUICK, &Arc::new(NetStats::default()))
 }
 
-fn envelope<T>(body: T) -> Envelope<T> {
+pub fn envelope<T>(body: T) -> Envelope<T> {
     Envelope { epoch: Epoch(3), attempt: Attempt(2), body }
 }
 

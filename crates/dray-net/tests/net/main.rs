@@ -5,5 +5,6 @@ mod control;
 mod data;
 mod hello;
 mod lab;
+mod memory;
 mod requests;
 mod tunnel;

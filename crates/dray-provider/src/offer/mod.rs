@@ -13,9 +13,10 @@ mod tests;
 
 use dray_backup::{Error, Kind, Put, Result, Store};
 use dray_host::abort;
-use dray_net::questions::{IDLE, read_at_most};
-use dray_net::{BlockingStream, NetError, NetErrorKind, Stream};
-use dray_wire::store::{self, Answer, Ask, MAX_OBJECT, Refusal};
+use dray_net::memory::Held;
+use dray_net::questions::{Answering, Asked, IDLE};
+use dray_net::{NetError, NetErrorKind, Stream};
+use dray_wire::store::{Answer, Ask, MAX_OBJECT, Refusal};
 use listing::Listing;
 use parking_lot::Mutex;
 pub use shelf::Shelf;
@@ -24,6 +25,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
 
 /// Longest head of a question: a name of 200 bytes and numbers.
 const MAX_ASK: usize = 4096;
@@ -91,7 +93,8 @@ impl Offer {
         }
     }
 
-    /// Serves the store until the peer has had enough. `counted` is dropped then.
+    /// Serves the store until the peer has had enough. `counted` is dropped then. Must be called within a tokio
+    /// runtime.
     ///
     /// # Errors
     /// When no thread can be made.
@@ -105,14 +108,17 @@ impl Offer {
             |why: String| NetError::new(NetErrorKind::Local, format!("offer a store: {why}"));
         let mut stream = stream.into_blocking()?;
         stream.limit_waits(IDLE)?;
-        let offer = Arc::clone(self);
+        let (offer, runtime) = (Arc::clone(self), Handle::current());
         let work = move || {
             let _counted = counted;
             let peer = stream.peer().to_owned();
-            let served = offer
-                .shelf(&peer)
-                .map_err(io::Error::other)
-                .and_then(|own| answer_all(&mut stream, &View { offer: &offer, own, others }));
+            let served = offer.shelf(&peer).map_err(io::Error::other).and_then(|own| {
+                let view = View { offer: &offer, own, others };
+                answer_all(
+                    Answering::new(&mut stream, runtime, MAX_ASK, MAX_OBJECT as usize),
+                    &view,
+                )
+            });
             if let Err(why) = served {
                 tracing::debug!(peer, %why, "a stream to the backup store ended");
             }
@@ -122,16 +128,31 @@ impl Offer {
     }
 }
 
-fn answer_all(stream: &mut BlockingStream, view: &View<'_>) -> io::Result<()> {
-    while let Some((ask, body)) = read_at_most::<Ask>(stream, MAX_ASK, MAX_OBJECT as usize)? {
+fn answer_all(mut peer: Answering<'_>, view: &View<'_>) -> io::Result<()> {
+    while let Some(question) = peer.question::<Ask>()? {
         abort::before(|| vec!["store-answer".to_owned()]);
         // A list may be long, and is in memory until the peer has taken it: one at a time for each peer.
-        let _turn = matches!(ask, Ask::List { .. }).then(|| view.own.listing.lock());
+        let _turn = matches!(question.ask, Ask::List { .. }).then(|| view.own.listing.lock());
+        let (ask, body, held) = placed(&peer, question)?;
         let (answer, bytes) = view.answer(ask, &body);
-        let head = store::encode(&answer, bytes.len()).map_err(io::Error::other)?;
-        stream.write_both(&head, &bytes)?;
+        peer.answer(&answer, &bytes, held)?;
     }
     Ok(())
+}
+
+/// The question with a place for its answer. Nobody holds one for each: all could wait for the second.
+fn placed(peer: &Answering<'_>, question: Asked<Ask>) -> io::Result<(Ask, Vec<u8>, Held)> {
+    let Asked { ask, body, held } = question;
+    let room = match &ask {
+        Ask::PutNew { .. } => return Ok((ask, body, held)),
+        Ask::Get { limit: len, .. } | Ask::GetRange { len, .. } => (*len).min(MAX_OBJECT) as usize,
+        // What becomes an answer of 64 MiB takes several times that while it is made.
+        Ask::List { .. } => peer.most(),
+        Ask::Delete { .. } | Ask::Exists { .. } => 0,
+    };
+    // Only an object that is put has a body.
+    drop((body, held));
+    Ok((ask, Vec::new(), peer.place(room)?))
 }
 
 impl View<'_> {

@@ -74,6 +74,11 @@ impl BlockSet {
         self.full.len() * LEAF_BLOCKS + self.mixed.values().map(Leaf::len).sum::<u64>()
     }
 
+    /// Parts that the set is kept in, and encoded as: what it costs follows from them.
+    pub fn parts(&self) -> u64 {
+        (self.full.runs().count() + self.mixed.len()) as u64
+    }
+
     /// True when it holds no block.
     pub fn is_empty(&self) -> bool {
         self.full.is_empty() && self.mixed.is_empty()

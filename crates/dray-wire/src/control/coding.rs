@@ -1,11 +1,12 @@
 //! Control messages as bytes, and the limits that hold for what comes in.
 
 use super::{
-    Envelope, MAX_CONTROL, MAX_IMAGES, MAX_ORDER, MAX_PEEK, MAX_TAGS, MapHash, ToSource, ToTarget,
+    Envelope, MAX_CONTROL, MAX_IMAGES, MAX_ORDER, MAX_PEEK, MAX_SHORT, MAX_TAGS, MapHash, ToSource,
+    ToTarget,
 };
 use crate::error::WireError;
 use crate::frame::PIECE_BLOCKS;
-use dray_types::BlockRange;
+use dray_types::{Attempt, BlockRange, Epoch};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -40,6 +41,28 @@ pub fn decode_len(bytes: [u8; 4]) -> Result<usize, WireError> {
     Ok(len as usize)
 }
 
+/// Bytes that tell the kind of a message, at most: two numbers of 64 bits, and one of 32.
+pub const KIND_LEN: usize = 25;
+
+/// Checks whether a message that begins with these bytes, at least [`KIND_LEN`] of them if it has so many, may have
+/// this length.
+///
+/// # Errors
+/// `TooLong` when its kind is one of the short ones and it is over [`MAX_SHORT`], `Malformed` when it has no kind.
+pub fn check_kind<T: Bounded>(head: &[u8], len: usize) -> Result<(), WireError> {
+    if len <= MAX_SHORT as usize {
+        return Ok(());
+    }
+    let (_, _, kind) = postcard::take_from_bytes::<(Epoch, Attempt, u32)>(head)
+        .map_err(|why| WireError::malformed("control message", why))?
+        .0;
+    if T::LONG.contains(&kind) {
+        return Ok(());
+    }
+    let limit = MAX_SHORT.into();
+    Err(WireError::TooLong { what: "control message of its kind", len: len as u64, limit })
+}
+
 /// Decodes the bytes that follow a length; all of them must be used.
 ///
 /// # Errors
@@ -56,6 +79,9 @@ pub fn decode<T: DeserializeOwned + Bounded>(body: &[u8]) -> Result<Envelope<T>,
 
 /// Limits that decoding alone does not enforce (I7).
 pub trait Bounded {
+    /// The numbers of the kinds that hold sets of blocks, and so may be longer than [`MAX_SHORT`].
+    const LONG: &'static [u32];
+
     /// Checks every list and range of the message.
     ///
     /// # Errors
@@ -90,6 +116,9 @@ fn whole_pieces(range: &BlockRange) -> Result<(), WireError> {
 }
 
 impl Bounded for ToTarget {
+    /// `Prepare`, and `Vm` with the lines of the images.
+    const LONG: &'static [u32] = &[1, 8];
+
     fn check(&self) -> Result<(), WireError> {
         match self {
             Self::Open(open) => at_most("list of images", open.images.len(), MAX_IMAGES),
@@ -109,6 +138,9 @@ impl Bounded for ToTarget {
 }
 
 impl Bounded for ToSource {
+    /// `Opened`.
+    const LONG: &'static [u32] = &[0];
+
     fn check(&self) -> Result<(), WireError> {
         match self {
             Self::Opened { images, .. } => at_most("list of images", images.len(), MAX_IMAGES),

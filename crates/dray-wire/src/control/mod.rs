@@ -8,7 +8,7 @@ mod coding;
 mod tests;
 
 use crate::list;
-pub use coding::{Bounded, decode, decode_len, encode};
+pub use coding::{Bounded, KIND_LEN, check_kind, decode, decode_len, encode};
 use dray_types::refusal::de_refusal;
 use dray_types::{
     Attempt, BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId, Refusal, Why, text,
@@ -17,6 +17,11 @@ use serde::{Deserialize, Serialize};
 
 /// Longest control message: the missing map of 8 TiB of scattered blocks, with room to spare.
 pub const MAX_CONTROL: u32 = 256 << 20;
+/// Longest message of a kind that holds no sets of blocks: twice the longest peek.
+pub const MAX_SHORT: u32 = 4 << 20;
+/// Most parts that all sets of a message have together: images of 128 TiB of which every leaf has something in
+/// it, twice what a migration may have. A part that takes five bytes here takes a hundred in memory.
+pub(crate) const MAX_PARTS: u64 = 1 << 20;
 /// Most images one migration may have.
 pub const MAX_IMAGES: usize = 256;
 /// Most tags one acknowledgement may name.
@@ -106,6 +111,12 @@ pub struct ImageHandover {
     pub missing: BlockSet,
 }
 
+impl list::HasSet for ImageHandover {
+    fn set(&self) -> &BlockSet {
+        &self.missing
+    }
+}
+
 /// Source to target.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ToTarget {
@@ -114,7 +125,7 @@ pub enum ToTarget {
     /// Handover: make everything received durable, record this, and answer `Prepared`.
     Prepare {
         /// Per image, in order.
-        #[serde(deserialize_with = "list::at_most::<_, _, MAX_IMAGES>")]
+        #[serde(deserialize_with = "list::of_sets::<_, _, MAX_IMAGES, MAX_PARTS>")]
         images: Vec<ImageHandover>,
         /// Hash of `images`.
         map_hash: MapHash,
@@ -225,6 +236,12 @@ pub struct TargetImage {
     pub zeroed: bool,
 }
 
+impl list::HasSet for TargetImage {
+    fn set(&self) -> &BlockSet {
+        &self.have
+    }
+}
+
 /// Target to source.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ToSource {
@@ -233,7 +250,7 @@ pub enum ToSource {
         /// How far the target is.
         state: TargetState,
         /// Per image, in the order of the offer; empty after handover.
-        #[serde(deserialize_with = "list::at_most::<_, _, MAX_IMAGES>")]
+        #[serde(deserialize_with = "list::of_sets::<_, _, MAX_IMAGES, MAX_PARTS>")]
         images: Vec<TargetImage>,
     },
     /// The migration cannot go on at the target; said once, then the link is closed.

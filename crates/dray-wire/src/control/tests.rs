@@ -78,6 +78,54 @@ fn a_long_list_is_refused_before_it_is_built() {
 }
 
 #[test]
+fn only_messages_with_sets_of_blocks_are_long() {
+    let long = MAX_SHORT as usize + 1;
+    let head = |bytes: Vec<u8>| bytes[4..].to_vec();
+    let most =
+        |body: ToTarget| Envelope { epoch: Epoch(u64::MAX), attempt: Attempt(u64::MAX), body };
+    let source = |body: ToTarget| {
+        let bytes = head(encode(&most(body)).unwrap());
+        check_kind::<ToTarget>(&bytes[..KIND_LEN.min(bytes.len())], long).is_ok()
+    };
+    let target = |body: ToSource| {
+        let envelope = Envelope { epoch: Epoch(1), attempt: Attempt(2), body };
+        check_kind::<ToSource>(&head(encode(&envelope).unwrap()), long).is_ok()
+    };
+    assert!(source(prepare().body) && source(ToTarget::Vm(Vec::new())));
+    assert!(target(ToSource::Opened { state: TargetState::Owner, images: Vec::new() }));
+    assert!(!source(ToTarget::Ping) && !source(ToTarget::Hashed { tag: 1, hashes: Vec::new() }));
+    assert!(!target(ToSource::Received { tags: vec![1; 9] }) && !target(ToSource::Vm(Vec::new())));
+    assert!(check_kind::<ToSource>(&[0xff; KIND_LEN], long).is_err(), "no kind at all");
+    assert!(check_kind::<ToSource>(&[], MAX_SHORT as usize).is_ok(), "each may be short");
+    // The longest of the others.
+    let hashes = vec![[7; 16]; MAX_TAGS];
+    let hashed = encode(&most(ToTarget::Hashed { tag: u64::MAX, hashes })).unwrap().len();
+    let run = BlockRange::new(u64::MAX >> 12, 256);
+    let ranges = vec![run; MAX_ORDER];
+    let order = encode(&most(ToTarget::Order { image: ImageIndex(9), ranges })).unwrap().len();
+    let data = Ok(vec![0xff; MAX_PEEK as usize]);
+    let peeked = encode(&most(ToTarget::Peeked { tag: u64::MAX, data })).unwrap().len();
+    assert!([hashed, order, peeked].iter().all(|len| *len <= MAX_SHORT as usize));
+}
+
+/// Five bytes each as they come, and a hundred when they are decoded.
+#[test]
+fn sets_have_no_more_parts_together_than_images_can_have() {
+    let image = |parts: u64| {
+        let runs = (0..parts).map(|leaf| BlockRange::new(leaf * 32_768, 1));
+        ImageHandover { len: 1 << 50, missing: runs.collect() }
+    };
+    let decoded = |images: Vec<ImageHandover>| {
+        let map_hash = MapHash::of(&images);
+        let body = ToTarget::Prepare { images, map_hash };
+        let bytes = encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body }).unwrap();
+        decode::<ToTarget>(&bytes[4..])
+    };
+    assert!(decoded(vec![image(MAX_PARTS / 2), image(MAX_PARTS / 2)]).is_ok());
+    assert!(decoded(vec![image(MAX_PARTS / 2), image(MAX_PARTS / 2), image(1)]).is_err());
+}
+
+#[test]
 fn ranges_and_lists_are_bounded() {
     let over = |body: ToSource| {
         let bytes = encode(&Envelope { epoch: Epoch(0), attempt: Attempt(0), body }).unwrap();
