@@ -2,6 +2,7 @@
 
 use super::{Config, Problem};
 use dray_backup::{Credentials, Key};
+use dray_files::folders::{self, Exchangeable};
 use dray_host::pool::{Pool, PoolIo, PoolKind};
 use dray_net::tls::{CLIENT_CERT, CLIENT_KEY, Identity, SERVER_CERT, SERVER_KEY, judge_own};
 use rustix::fs::{Mode, OFlags};
@@ -18,11 +19,16 @@ impl Config {
         self.check_tls(&mut problems);
         for (field, dir) in [("agent.state_dir", &self.state_dir), ("agent.run_dir", &self.run_dir)]
         {
-            problems.extend(directory(field, dir).map(|problem| {
+            let missing = directory(field, dir).map(|problem| {
                 problem.hint(format!("create it: install -d -m 0700 {}", dir.display()))
-            }));
+            });
+            problems.extend(missing);
         }
         problems.extend(self.qmp_dir_problems().into_iter().filter_map(|(_, problem)| problem));
+        // A QEMU may have to make its sockets in the run directory.
+        for (field, dir) in [("agent.state_dir", &self.state_dir), ("tls.dir", &self.tls_dir)] {
+            problems.extend(exchangeable(field, dir));
+        }
         problems
     }
 
@@ -32,7 +38,7 @@ impl Config {
             let field = format!("pool.{}.path", pool.name);
             let hint = "create the directory or correct the path";
             let missing = directory(&field, &pool.path).map(|problem| problem.hint(hint));
-            missing.or_else(|| direct(pool))
+            missing.or_else(|| exchangeable(&field, &pool.path)).or_else(|| direct(pool))
         };
         self.pools.iter().map(|pool| (pool, look(pool))).collect()
     }
@@ -99,6 +105,17 @@ fn directory(field: &str, path: &Path) -> Option<Problem> {
         Err(why) => why.to_string(),
     };
     Some(Problem::new(field, format!("{}: {what}", path.display())))
+}
+
+/// A folder in which other users could exchange what the agent keeps there.
+fn exchangeable(field: &str, path: &Path) -> Option<Problem> {
+    let why = folders::check(path).err()?;
+    let open = why.get_ref().and_then(|why| why.downcast_ref::<Exchangeable>());
+    let problem = Problem::new(field, why.to_string());
+    Some(match open {
+        Some(open) => problem.hint(open.hint()),
+        None => problem,
+    })
 }
 
 /// A pool of direct I/O on a file system that has none. Asked with a file that never gets a name;
@@ -228,6 +245,28 @@ mod tests {
         }
         let missing = words(&parse(&example(dir.path(), Path::new("/nope"))).unwrap().check());
         assert!(missing.contains("tls.dir: /nope: No such file"), "{missing}");
+    }
+
+    #[test]
+    fn folders_in_which_others_could_exchange_files_are_problems() {
+        let dir = tempfile::tempdir().unwrap();
+        pki::create_ca(dir.path()).unwrap();
+        let tls = pki::issue(dir.path(), "hosta", &[]).unwrap();
+        let root = dir.path().join("root");
+        std::fs::create_dir(&root).unwrap();
+        let config = parse(&example(&root, &tls)).unwrap();
+        assert_eq!(config.check(), Vec::new());
+        std::fs::set_permissions(&root, PermissionsExt::from_mode(0o777)).unwrap();
+        let all = words(&config.check());
+        for field in ["pool.ssd.path", "agent.state_dir"] {
+            assert!(all.contains(&format!("{field}: every user may write to ")), "{all}");
+        }
+        assert!(!all.contains("tls.dir") && !all.contains("qmp_dirs"), "{all}");
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o772)).unwrap();
+        std::fs::set_permissions(&root, PermissionsExt::from_mode(0o755)).unwrap();
+        let all = words(&config.check());
+        assert!(all.contains("tls.dir: every user may write to "), "{all}");
+        assert!(all.contains(&format!("; chmod go-w {}", dir.path().display())), "{all}");
     }
 
     #[test]

@@ -5,10 +5,12 @@
 //! runs over a simulated disk that has both at any call.
 //!
 //! * [`files`]: the interface, the real files below it, and the simulated disk.
+//! * [`folders`]: which of them other users could exchange.
 //! * [`record`]: small values that are replaced as a whole. [`StatePath`]: a path among such files.
 
 mod clock;
 pub mod files;
+pub mod folders;
 mod path;
 pub mod record;
 

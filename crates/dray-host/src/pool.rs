@@ -1,5 +1,6 @@
 //! Paths that come from outside, held inside the directories an operator named (I7).
 
+use dray_files::folders::{self, Exchangeable};
 use dray_types::ErrorKind;
 use std::fmt;
 use std::os::unix::fs::FileTypeExt;
@@ -122,6 +123,7 @@ impl Pool {
             PathError::new(ErrorKind::Denied, why)
                 .hint("create the directory or correct [[pool]] path")
         })?;
+        self.check_folders()?;
         let path = pool.join(name);
         if self.kind == PoolKind::Devices {
             return self.device(path);
@@ -134,6 +136,18 @@ impl Pool {
                 Err(PathError::new(ErrorKind::Io, format!("look at {}: {why}", path.display())))
             }
         }
+    }
+
+    /// Refuses a pool in which other users could exchange what is not theirs. One that is not there is none.
+    ///
+    /// # Errors
+    /// Who could, and what to do about it.
+    pub fn check_folders(&self) -> Result<(), PathError> {
+        let Err(why) = folders::check(&self.path) else { return Ok(()) };
+        let open = why.get_ref().and_then(|why| why.downcast_ref::<Exchangeable>());
+        let hint = open.map_or_else(String::new, Exchangeable::hint);
+        let why = format!("use pool '{}': {why}", self.name);
+        Err(PathError::new(ErrorKind::Denied, why).hint(hint))
     }
 
     fn device(&self, path: PathBuf) -> Result<PathBuf, PathError> {
@@ -232,7 +246,7 @@ pub fn socket_below(dirs: &[PathBuf], path: &Path) -> Result<PathBuf, PathError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     fn pool(dir: &Path) -> Pool {
         let (kind, io) = (PoolKind::Files, PoolIo::Buffered);
@@ -283,6 +297,21 @@ mod tests {
         assert_eq!(pool.image_path("in").unwrap(), dir.path().canonicalize().unwrap().join("real"));
         assert!(pool.contains(&dir.path().join("real")));
         assert!(!pool.contains(&dir.path().join("out")));
+    }
+
+    #[test]
+    fn a_pool_to_which_others_write_has_no_images() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = pool(dir.path());
+        let mode = |mode| std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(mode));
+        mode(0o777).unwrap();
+        let why = pool.image_path("vm1").unwrap_err();
+        assert_eq!(why.kind, ErrorKind::Denied);
+        let why = why.to_string();
+        assert!(why.contains("use pool 'ssd': every user may write to"), "{why}");
+        assert!(why.contains("; chmod go-w "), "{why}");
+        mode(0o755).unwrap();
+        pool.image_path("vm1").unwrap();
     }
 
     #[test]

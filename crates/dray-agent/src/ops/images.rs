@@ -6,6 +6,7 @@ use dray_api::{
     ApiResult, ClosedExport, ErrorKind, ImageState, ImageStatus, Images, KeptFor, LostWrites,
     NotLocked, Refusal,
 };
+use dray_files::folders::Exchangeable;
 use dray_host::record::{CopyState, ImageRecord};
 use dray_host::refusals::{io_error, not_taken};
 use dray_host::registry::{Closed, Entry, Operation, Process, Reason, is_device};
@@ -141,6 +142,7 @@ impl Agent {
             return Err(Refusal::new(ErrorKind::Denied, what, why)
                 .hint(format!("add its folder as a [[pool]] to {}", self.config.path.display())));
         }
+        dray_files::folders::check_of(path).map_err(|why| exchangeable(what, &why))?;
         self.check_mark(what, path)?;
         if probe {
             let user = locks::probe(path).map_err(|why| io_error(what, why))?;
@@ -186,6 +188,13 @@ impl Agent {
         let hint = format!("make it writable: blockdev --setrw {}", path.display());
         Err(Refusal::new(ErrorKind::Denied, what, why).hint(hint))
     }
+}
+
+/// A file that other users could exchange while the agent opens it.
+fn exchangeable(what: &str, why: &std::io::Error) -> Refusal {
+    let open = why.get_ref().and_then(|why| why.downcast_ref::<Exchangeable>());
+    let hint = open.map_or_else(String::new, Exchangeable::hint);
+    Refusal::new(ErrorKind::Denied, what, why).hint(hint)
 }
 
 /// Who uses an image, and would be cut off from it.

@@ -5,10 +5,12 @@
 
 mod device;
 mod instance;
+mod place;
 mod real;
 pub mod sim;
 
 pub use device::Device;
+pub use place::Place;
 pub use real::{RealFiles, birth_of};
 
 use std::fmt::Debug;

@@ -1,10 +1,10 @@
 //! The files of this host.
 
-use super::{BOOT_LEN, Device, Files, Kind, Look, StateFile};
+use super::{BOOT_LEN, Device, Files, Kind, Look, Place, StateFile};
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW, futimens};
-use std::fs::{self, File, Metadata, Permissions};
+use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -87,11 +87,13 @@ impl Files for RealFiles {
     }
 
     fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+        let place = Place::of(path)?;
         // Opened before, in case the new mode forbids it to whoever is not root; after, in case the old
         // one did. The sync of the folder need not cover the mode.
-        let before = File::open(path);
-        fs::set_permissions(path, Permissions::from_mode(mode))?;
-        before.or_else(|_| File::open(path)).map_or(Ok(()), |file| file.sync_all())
+        let before = place.open(File::options().read(true));
+        place.set_mode(mode)?;
+        let file = before.or_else(|_| place.open(File::options().read(true)));
+        file.map_or(Ok(()), |file| file.sync_all())
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {

@@ -7,6 +7,7 @@
 use super::{Entry, Registry, changed, left, losses, short};
 use crate::record::{CopyState, ImageRecord};
 use crate::store::Store;
+use dray_files::folders::Exchangeable;
 use dray_image::{Disk, ErrorKind, Geometry, Image, Late};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -243,6 +244,9 @@ pub(super) fn cannot_open(store: &Store, record: &ImageRecord, why: &io::Error) 
         return changed.reason();
     }
     let inner = why.get_ref();
+    if let Some(open) = inner.and_then(|inner| inner.downcast_ref::<Exchangeable>()) {
+        return Reason::passing(open.to_string(), open.hint());
+    }
     if let Some(unread) = inner.and_then(|inner| inner.downcast_ref::<losses::Unread>()) {
         let hint = format!(
             "see to it that the file can be read; if the vm has been shut down since the agent wrote it, its guest \

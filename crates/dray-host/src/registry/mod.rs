@@ -158,6 +158,7 @@ impl Registry {
     /// Opens what a record names. The disk is the one that its clients wait at, if they do, and is
     /// shut then.
     fn open_known(&self, record: ImageRecord, waits: Option<&Absent>) -> io::Result<Arc<Entry>> {
+        self.opener().check_folder(&record.path)?;
         // The kernel forgets at a reboot that a device is not to be written.
         if record.device {
             let mark = self.mark(&record.path);

@@ -75,6 +75,12 @@ pub trait ImageFile: Image {
 
 /// Opens image files.
 pub trait OpenImages: Send + Sync + Debug {
+    /// Refuses the folder of `path` if other users could exchange what lies in it.
+    ///
+    /// # Errors
+    /// A [`dray_files::folders::Exchangeable`], or what the system reports.
+    fn check_folder(&self, path: &Path) -> std::io::Result<()>;
+
     /// Opens the file or device at `path`.
     ///
     /// # Errors
@@ -93,6 +99,10 @@ pub trait OpenImages: Send + Sync + Debug {
 pub struct RealImages;
 
 impl OpenImages for RealImages {
+    fn check_folder(&self, path: &Path) -> std::io::Result<()> {
+        dray_files::folders::check_of(path)
+    }
+
     fn open(&self, path: &Path, options: FileOptions) -> Result<Arc<dyn ImageFile>> {
         Ok(Arc::new(FileImage::open(path, options)?))
     }

@@ -17,9 +17,9 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-pub use step::open_closed;
 use step::{Step, fail, sync};
 pub use step::{file_mode, sync_dir};
+pub use step::{open_closed, open_closed_at};
 
 const PARTIAL_SUFFIX: &str = ".dray-partial";
 const SEED_SUFFIX: &str = ".dray-seed";
@@ -538,6 +538,22 @@ mod tests {
         assert!(File::open(&link).is_err(), "the configured path can still be opened");
         assert_eq!(ImageNames::of(&link).unwrap(), names);
         assert_eq!(names.image(), file);
+    }
+
+    /// Somebody else has put it there: dray's own names are files.
+    #[test]
+    fn a_link_in_the_place_of_a_file_is_not_followed() {
+        let dir = dir();
+        let secret = dir.path().join("secret");
+        std::fs::write(&secret, b"secret").unwrap();
+        let mode = |path: &Path| file_mode(path).unwrap();
+        let before = mode(&secret);
+        let names = ImageNames::of(&dir.path().join("vm.raw")).unwrap();
+        std::os::unix::fs::symlink(&secret, names.partial()).unwrap();
+        assert!(names.open_partial().is_err() && names.finish_partial(MODE).is_err());
+        let options = crate::FileOptions { write: true, ..Default::default() };
+        assert!(crate::FileImage::open(&names.partial(), options).is_err());
+        assert_eq!(mode(&secret), before);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Changes a file's name or mode, one durable step at a time.
 
 use crate::{Error, Result};
-use dray_files::files::{Files, RealFiles};
+use dray_files::files::{Files, Place, RealFiles};
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -58,14 +58,23 @@ pub(super) fn sync(files: &dyn Files, dir: &Path) -> Result<()> {
 /// Opens a file of mode 0000. Root just can; anyone else must open it up for a moment.
 ///
 /// # Errors
-/// What the system reports.
+/// What the system reports; that it is a link.
 pub fn open_closed(path: &Path, write: bool) -> Result<File> {
-    let open = || File::options().read(true).write(write).open(path);
+    let place = Place::of(path).map_err(|e| fail("opening", path, e))?;
+    open_closed_at(&place, path, write)
+}
+
+/// The same for one that was found already; `path` names it in errors.
+///
+/// # Errors
+/// What the system reports.
+pub fn open_closed_at(place: &Place, path: &Path, write: bool) -> Result<File> {
+    let open = || place.open(File::options().read(true).write(write));
     let opened = open().or_else(|e| {
         if e.kind() != std::io::ErrorKind::PermissionDenied {
             return Err(e);
         }
-        std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+        place.set_mode(0o600)?;
         let file = open()?;
         file.set_permissions(Permissions::from_mode(0o0))?;
         Ok(file)

@@ -4,6 +4,7 @@
 
 use super::barred::{Barred, refuse_header};
 use dray_config::Config;
+use dray_files::files::Place;
 use dray_host::pool::Pool;
 use dray_image::{FileId, FileImage, FileOptions, Hold, Image, QemuLocks, names};
 use dray_nbd::{Server, ServerHandle};
@@ -79,10 +80,10 @@ pub fn open(path: &Path, format: &str, write: bool, admits: &dyn Admits) -> io::
     }
     admits.admit(path, &place).map_err(failed)?;
     // What was looked at, whatever is at the path by now.
-    let same = PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd()));
+    let same = Place::of_open(&place)?;
     let file = match meta.permissions().mode() & 0o777 {
-        0 => names::open_closed(&same, write).map_err(io::Error::other)?,
-        _ => File::options().read(true).write(write).open(&same).map_err(failed)?,
+        0 => names::open_closed_at(&same, path, write).map_err(io::Error::other)?,
+        _ => same.open(File::options().read(true).write(write)).map_err(failed)?,
     };
     if format == "qcow2" {
         refuse_header(path, &file).map_err(failed)?;

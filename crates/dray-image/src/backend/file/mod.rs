@@ -62,18 +62,31 @@ pub struct FileImage {
     cannot_nowait: AtomicBool,
 }
 
+/// Opens what is at `path`. A device may be behind a link, as LVM makes them; a file is where it is said to be.
+fn open(path: &Path, write: bool, flags: i32) -> std::io::Result<File> {
+    let open = |more| {
+        let flags = libc::O_CLOEXEC | flags | more;
+        File::options().read(true).write(write).custom_flags(flags).open(path)
+    };
+    match open(libc::O_NOFOLLOW) {
+        Err(link) if link.raw_os_error() == Some(libc::ELOOP) => {
+            match path.metadata()?.file_type().is_block_device() {
+                true => open(0),
+                false => Err(link),
+            }
+        }
+        opened => opened,
+    }
+}
+
 impl FileImage {
     /// Opens the file or device at `path`.
     ///
     /// # Errors
     /// What the system reports; `Invalid` for something that is neither file nor block device.
     pub fn open(path: &Path, options: FileOptions) -> Result<Self> {
-        let file = File::options()
-            .read(true)
-            .write(options.write)
-            .custom_flags(libc::O_CLOEXEC)
-            .open(path)
-            .map_err(|e| Error::io(format!("opening image {}", path.display()), e))?;
+        let file = open(path, options.write, 0);
+        let file = file.map_err(|e| Error::io(format!("opening image {}", path.display()), e))?;
         Self::from_file(file, path, options)
     }
 
@@ -84,20 +97,14 @@ impl FileImage {
     /// As [`open`](Self::open); `InUse` when something has claimed it.
     pub fn claim(path: &Path, options: FileOptions) -> Result<Self> {
         let context = || format!("opening device {}", path.display());
-        let file = File::options()
-            .read(true)
-            .write(options.write)
-            .custom_flags(libc::O_CLOEXEC | libc::O_EXCL)
-            .open(path)
-            .map_err(|e| match e.kind() {
-                std::io::ErrorKind::ResourceBusy => Error::new(
-                    ErrorKind::InUse,
-                    context(),
-                    "it is in use: it is mounted, part of another device, or open in another \
-                     program",
-                ),
-                _ => Error::io(context(), e),
-            })?;
+        let file = open(path, options.write, libc::O_EXCL).map_err(|e| match e.kind() {
+            std::io::ErrorKind::ResourceBusy => Error::new(
+                ErrorKind::InUse,
+                context(),
+                "it is in use: it is mounted, part of another device, or open in another program",
+            ),
+            _ => Error::io(context(), e),
+        })?;
         let image = Self::from_file(file, path, options)?;
         if image.kind != Kind::Device {
             return Err(Error::new(ErrorKind::Invalid, context(), "it is not a block device"));
