@@ -51,7 +51,7 @@ pub use backend::{
     FileImage, FileOptions, ImageFile, Loss, LossLog, OpenImages, Past, RealImages, StateImages,
 };
 pub use client::{Client, Departure, IsRunning, IsThere, Origin, working_for};
-pub use descriptors::{files_locked_at, has_open, is_open_elsewhere, open_files};
+pub use descriptors::{Descriptors, MOST_DESCRIPTORS, has_open, is_unseen};
 pub use device::{DeviceMark, DeviceState};
 pub use disk::{Access, Accesses, Disk, RECORDING_PLACES, Recording, WriteDelay, WriteWitness};
 pub use error::{Error, ErrorKind, Result};

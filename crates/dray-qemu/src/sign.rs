@@ -47,7 +47,7 @@ impl Sign {
     }
 }
 
-/// Has QEMU give a sign on a file's node while `look` looks. None where QEMU does not do it.
+/// Has QEMU give a sign on a file's node while `look` looks, which begins then. None where QEMU does not do it.
 ///
 /// # Errors
 /// That QEMU does not answer, or does not take the sign back.
@@ -55,7 +55,7 @@ pub async fn while_given<T>(
     qmp: &Qmp,
     node: &str,
     sign: Sign,
-    look: impl FnOnce() -> T,
+    look: impl Future<Output = T>,
 ) -> Result<Option<T>> {
     clear(qmp).await?;
     match add_node(qmp, &sign.over(node)).await {
@@ -66,7 +66,7 @@ pub async fn while_given<T>(
             return Ok(None);
         }
     }
-    let seen = look();
+    let seen = look.await;
     delete_node(qmp, NODE).await.map_err(|why| {
         let given = crate::Error::new(crate::ErrorKind::Failed, "its file was looked for");
         not_undone(given, &format!("block node {NODE} could not be removed"), why)

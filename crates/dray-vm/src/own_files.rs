@@ -14,49 +14,91 @@
 
 use dray_api::{ErrorKind, Refusal};
 use dray_host::process::{QemuProcess, has_walls};
-use dray_image::{FileId, files_locked_at, has_open, is_open_elsewhere, open_files};
+use dray_image::{Descriptors, FileId, is_unseen};
 use dray_qemu::adopt::node_of;
 use dray_qemu::sign::{self, SIGNS};
 use dray_qemu::{LayerPlan, Qmp};
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::qemu_error;
+
+/// Longest wait for a look at descriptors. It ends by itself a little earlier, if a thread was free for it.
+const LONGEST: Duration = Duration::from_secs(4);
 
 /// A descriptor of a process.
 type Descriptor = (u32, u32);
 /// Open files by descriptor.
 type Files = BTreeMap<Descriptor, FileId>;
 
+/// What a look at a VM has shown.
+#[derive(Default)]
+struct Seen {
+    files: Files,
+    /// Processes with too many descriptors, and what is said of them. Nothing is known of what these have.
+    unseen: BTreeMap<u32, String>,
+}
+
 /// What is under one node of QEMU.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Found {
     /// This file, by the descriptors that lead to it.
     File(FileId, Vec<Descriptor>),
-    /// QEMU gave no sign of it.
-    Unknown,
+    /// QEMU gave no sign of it; or why it could not be seen.
+    Unknown(Option<String>),
 }
 
 /// Refuses a file that the VM does not have open.
 ///
 /// # Errors
 /// That it has not, or that it cannot be seen.
-pub fn check(what: &str, vm: &QemuProcess, path: &Path, file: FileId) -> Result<(), Refusal> {
-    let pid = vm.pid;
-    let (why, hint) = match u32::try_from(pid).map(|pid| has_open(pid, file)) {
-        Ok(Ok(true)) => return Ok(()),
-        Ok(Ok(false)) if is_manager(vm) && is_open_elsewhere(file).unwrap_or(false) => {
-            return Ok(());
-        }
-        Ok(Err(why)) => (
-            format!(
+pub async fn check(what: &str, vm: &QemuProcess, path: &Path, file: FileId) -> Result<(), Refusal> {
+    match looked(vm, move |vm| has_it(vm, file)).await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(other_file(what, vm, path, "")),
+        Err(why) if is_unseen(&why) => Err(unseen(what, vm, &why.to_string())),
+        Err(why) => {
+            let pid = vm.pid;
+            let why = format!(
                 "the agent cannot find out which files its QEMU has open (process {pid}): {why}"
-            ),
-            "the agent needs to read the process's folder in /proc: run it as root",
-        ),
-        _ => return Err(other_file(what, vm, path, "")),
-    };
-    Err(Refusal::new(ErrorKind::Conflict, what, why).hint(hint))
+            );
+            let hint = "the agent needs to read the process's folder in /proc: run it as root";
+            Err(Refusal::new(ErrorKind::Conflict, what, why).hint(hint))
+        }
+    }
+}
+
+/// Whether the VM has a file open.
+fn has_it(vm: &QemuProcess, file: FileId) -> io::Result<bool> {
+    let Ok(pid) = u32::try_from(vm.pid) else { return Ok(false) };
+    let look = Descriptors::begin();
+    match look.has_open(pid, file) {
+        Ok(false) if is_manager(vm) => Ok(look.is_open_elsewhere(file).unwrap_or(false)),
+        has => has,
+    }
+}
+
+/// Looks at descriptors on a thread where that may take a while.
+async fn looked<T: Send + 'static>(
+    vm: &QemuProcess,
+    look: impl FnOnce(&QemuProcess) -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let vm = vm.clone();
+    let looking = tokio::task::spawn_blocking(move || look(&vm));
+    match tokio::time::timeout(LONGEST, looking).await {
+        Ok(seen) => seen.map_err(io::Error::other)?,
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "looking at it takes too long")),
+    }
+}
+
+fn unseen(what: &str, vm: &QemuProcess, why: &str) -> Refusal {
+    let pid = vm.pid;
+    let why =
+        format!("the agent cannot find out which files its QEMU has open (process {pid}): {why}");
+    let hint = "see why that process has so much open; a vm that was started anew has less";
+    Refusal::new(ErrorKind::Conflict, what, why).hint(hint)
 }
 
 fn other_file(what: &str, vm: &QemuProcess, path: &Path, as_what: &str) -> Refusal {
@@ -81,8 +123,8 @@ fn is_manager(vm: &QemuProcess) -> bool {
 ///
 /// # Errors
 /// That nothing does, or that the VM does not have it open.
-pub fn check_path(what: &str, vm: &QemuProcess, path: &Path) -> Result<(), Refusal> {
-    check(what, vm, path, file_at(what, path)?)
+pub async fn check_path(what: &str, vm: &QemuProcess, path: &Path) -> Result<(), Refusal> {
+    check(what, vm, path, file_at(what, path)?).await
 }
 
 fn file_at(what: &str, path: &Path) -> Result<FileId, Refusal> {
@@ -124,13 +166,14 @@ pub async fn check_node(
     (path, file): (&Path, FileId),
 ) -> Result<(), Refusal> {
     // It says what is wrong in the usual case, without QEMU's help.
-    check(what, vm, path, file)?;
+    check(what, vm, path, file).await?;
     let failed = |why: dray_qemu::Error| qemu_error(what, &why);
     match under(vm, qmp, node).await.map_err(failed)? {
         Found::File(found, _) if found == file => Ok(()),
         Found::File(..) => Err(other_file(what, vm, path, &format!(" as node {node}"))),
-        Found::Unknown if is_left(vm, qmp, node, file).await.map_err(failed)? => Ok(()),
-        Found::Unknown => {
+        Found::Unknown(Some(why)) => Err(unseen(what, vm, &why)),
+        Found::Unknown(None) if is_left(vm, qmp, node, file).await.map_err(failed)? => Ok(()),
+        Found::Unknown(None) => {
             let shown = path.display();
             let why =
                 format!("it cannot be found out whether its QEMU has {shown} under node {node}");
@@ -144,19 +187,30 @@ pub async fn check_node(
 
 /// What is under a node: where QEMU has a lock just as long as it gives the sign.
 async fn under(vm: &QemuProcess, qmp: &Qmp, node: &str) -> dray_qemu::Result<Found> {
+    let mut unseen = None;
     for sign in SIGNS {
-        let before = locked(vm, sign.byte);
-        let given = sign::while_given(qmp, node, sign, || locked(vm, sign.byte)).await?;
-        let after = locked(vm, sign.byte);
-        let Some(mut given) = given else { continue };
-        given.retain(|descriptor, _| {
-            !before.contains_key(descriptor) && !after.contains_key(descriptor)
-        });
-        if let Some(found) = only(given) {
+        let before = locked(vm, sign.byte).await;
+        let given = sign::while_given(qmp, node, sign, locked(vm, sign.byte)).await?;
+        let after = locked(vm, sign.byte).await;
+        let Some(given) = given else { continue };
+        unseen = [&before, &given, &after].iter().find_map(|seen| seen.why()).or(unseen);
+        if let Some(found) = only(lasting_as_long(given, [&before, &after])) {
             return Ok(found);
         }
     }
-    Ok(Found::Unknown)
+    Ok(Found::Unknown(unseen))
+}
+
+/// What was seen while the sign was given, and neither before nor after. A process that was not seen once may have had
+/// its locks all the time.
+fn lasting_as_long(given: Seen, others: [&Seen; 2]) -> Files {
+    let mut files = given.files;
+    for other in others {
+        files.retain(|descriptor, _| {
+            !other.files.contains_key(descriptor) && !other.unseen.contains_key(&descriptor.0)
+        });
+    }
+    files
 }
 
 /// The one file to which all these descriptors lead.
@@ -168,7 +222,7 @@ fn only(files: Files) -> Option<Found> {
 
 /// Whether a node of which QEMU gives no sign has this file, because no other node can have what QEMU has open of it.
 async fn is_left(vm: &QemuProcess, qmp: &Qmp, node: &str, file: FileId) -> dray_qemu::Result<bool> {
-    let mut open = all(vm, open_files);
+    let mut open = all(vm, Descriptors::open_files).await.files;
     let nodes = sign::file_nodes(qmp).await?;
     if !nodes.iter().any(|other| other == node) {
         return Ok(false);
@@ -179,22 +233,49 @@ async fn is_left(vm: &QemuProcess, qmp: &Qmp, node: &str, file: FileId) -> dray_
         }
         match under(vm, qmp, &other).await? {
             Found::File(_, taken) => open.retain(|descriptor, _| !taken.contains(descriptor)),
-            Found::Unknown => return Ok(false),
+            Found::Unknown(_) => return Ok(false),
         }
     }
     Ok(open.values().any(|left| *left == file))
 }
 
 /// The open files on which the VM has a lock on this byte.
-fn locked(vm: &QemuProcess, byte: u64) -> Files {
-    all(vm, |pid| files_locked_at(pid, byte))
+async fn locked(vm: &QemuProcess, byte: u64) -> Seen {
+    all(vm, move |look, pid| look.files_locked_at(pid, byte)).await
 }
 
-/// The open files of the VM, as `of` tells them of one process. One that cannot be seen has none.
-fn all(vm: &QemuProcess, of: impl Fn(u32) -> std::io::Result<BTreeMap<u32, FileId>>) -> Files {
-    let files =
-        |pid| of(pid).into_iter().flatten().map(move |(number, file)| ((pid, number), file));
-    processes(vm).into_iter().flat_map(files).collect()
+/// The open files of the VM, as `of` tells them of one process.
+async fn all(
+    vm: &QemuProcess,
+    of: impl Fn(&Descriptors, u32) -> io::Result<BTreeMap<u32, FileId>> + Send + 'static,
+) -> Seen {
+    let seen = looked(vm, move |vm| {
+        let (look, mut seen) = (Descriptors::begin(), Seen::default());
+        processes(vm).into_iter().for_each(|pid| seen.add(pid, of(&look, pid)));
+        Ok(seen)
+    });
+    seen.await.unwrap_or_else(|why| {
+        let pid = u32::try_from(vm.pid).unwrap_or_default();
+        Seen { unseen: BTreeMap::from([(pid, why.to_string())]), ..Seen::default() }
+    })
+}
+
+impl Seen {
+    /// A process that has ended, or may not be seen, has nothing open.
+    fn add(&mut self, pid: u32, files: io::Result<BTreeMap<u32, FileId>>) {
+        match files {
+            Ok(files) => {
+                self.files.extend(files.into_iter().map(|(number, file)| ((pid, number), file)));
+            }
+            Err(why) if is_unseen(&why) => drop(self.unseen.insert(pid, why.to_string())),
+            Err(_) => {}
+        }
+    }
+
+    /// Why something was not seen.
+    fn why(&self) -> Option<String> {
+        self.unseen.values().next().cloned()
+    }
 }
 
 /// The process of the VM; where that is a manager's, all but this one.
@@ -210,6 +291,53 @@ fn processes(vm: &QemuProcess) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_was_not_seen_once_gives_no_sign() {
+        let file = FileId::File(1, 5);
+        let seen = |files: &[Descriptor], unseen: &[u32]| Seen {
+            files: files.iter().map(|descriptor| (*descriptor, file)).collect(),
+            unseen: unseen.iter().map(|pid| (*pid, "too many".to_owned())).collect(),
+        };
+        let left = |before: &Seen, after: &Seen| -> Vec<Descriptor> {
+            lasting_as_long(seen(&[(7, 3), (8, 4)], &[]), [before, after]).into_keys().collect()
+        };
+        let none: Vec<Descriptor> = Vec::new();
+        assert_eq!(left(&seen(&[], &[]), &seen(&[], &[])), [(7, 3), (8, 4)]);
+        assert_eq!(left(&seen(&[(7, 3)], &[]), &seen(&[(8, 4)], &[])), none);
+        // It had its locks before, as far as anybody knows.
+        assert_eq!(left(&seen(&[], &[7]), &seen(&[], &[])), [(8, 4)]);
+        assert_eq!(left(&seen(&[], &[]), &seen(&[], &[7, 8])), none);
+    }
+
+    /// The agent's own tasks go on meanwhile, and a refusal says why.
+    #[tokio::test]
+    async fn a_process_with_too_many_descriptors_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let id = file_at("x", file.path()).unwrap();
+        let script = "ulimit -n 20000 && exec 3<\"$0\" && i=10; while [ $i -lt 9000 ]; do \
+                      eval \"exec $i</dev/null\"; i=$((i+1)); done; echo ready; read x";
+        let mut child = std::process::Command::new("bash")
+            .args(["-c", script])
+            .arg(file.path())
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = [0; 6];
+        io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
+        let (pid, socket) = (i32::try_from(child.id()).unwrap(), "/x".into());
+        let vm = QemuProcess { socket, pid, started: 1, boot: String::new() };
+        let other = FileId::File(0, 0);
+        let why = check("use disk0", &vm, file.path(), other).await.unwrap_err().to_string();
+        let seen = all(&vm, Descriptors::open_files).await;
+        let found = check("use disk0", &vm, file.path(), id).await;
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(why.contains("more than 8192 descriptors"), "{why}");
+        assert!(seen.files.is_empty() && seen.why().is_some());
+        found.unwrap();
+    }
 
     #[test]
     fn a_sign_that_is_seen_on_two_files_tells_nothing() {

@@ -123,11 +123,12 @@ impl Picture {
         let (mut fit, mut unfit) = (Vec::new(), Vec::new());
         for disk in &look.disks {
             let found = layers(disk, &known, &nbd_socket).map_err(failed);
-            let found = found.and_then(|layers| {
-                check_files(disk, &layers, look.process.as_ref())?;
-                check_clients(disk, &layers, look.process.as_ref(), registry)?;
-                Ok(layers)
-            });
+            let found = match found {
+                Ok(layers) => {
+                    check(disk, &layers, look.process.as_ref(), registry).await.map(|()| layers)
+                }
+                Err(why) => Err(why),
+            };
             match found {
                 Ok(layers) => fit.push(layers),
                 Err(why) => unfit.push(unfit_disk(disk, &nbd_socket, why)),
@@ -262,19 +263,32 @@ fn name_of_socket(socket: &Path) -> Option<String> {
     socket.file_stem().map(|stem| harmless(stem.to_string_lossy()))
 }
 
+/// Refuses a disk that is not what the VM says it is.
+async fn check(
+    disk: &VmDisk,
+    layers: &[LayerPicture],
+    process: Option<&QemuProcess>,
+    registry: &Registry,
+) -> ApiResult<()> {
+    check_files(disk, layers, process).await?;
+    check_clients(disk, layers, process, registry)
+}
+
 /// Refuses a disk of which a layer's path leads to a file that QEMU does not have open. It is looked at only: which
 /// node has it, [`Picture::check_nodes`] finds out.
-fn check_files(
+async fn check_files(
     disk: &VmDisk,
     layers: &[LayerPicture],
     process: Option<&QemuProcess>,
 ) -> ApiResult<()> {
     let Some(process) = process else { return Ok(()) };
     let what = format!("cannot use disk {}", disk.qdev);
-    layers.iter().try_for_each(|layer| match &layer.place {
-        LayerLocation::Local(path) => own_files::check_path(&what, process, path),
-        LayerLocation::Resident(_) => Ok(()),
-    })
+    for layer in layers {
+        if let LayerLocation::Local(path) = &layer.place {
+            own_files::check_path(&what, process, path).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a disk that is said to be on the export of an image which this VM does not have: whoever is behind the
