@@ -78,6 +78,11 @@ impl Store {
         self.root.join("links.json")
     }
 
+    /// The list of QEMUs whose VMs have left this host.
+    pub fn past_vms(&self) -> StatePath {
+        self.root.join("past.vms")
+    }
+
     /// The folder of the marks of files that have lost writes.
     pub fn lossy(&self) -> StatePath {
         self.root.join("lossy")

@@ -168,6 +168,14 @@ impl Gate {
             if state & FAILED != 0 && state & causes & LASTING != 0 {
                 return Err(unavailable(WHAT));
             }
+            // Also of one that has waited for something else until now.
+            let untold = state & causes & UNSTARTED != 0;
+            let tell = lock(&self.first_change).take_if(|_| untold);
+            if let Some(tell) = tell {
+                drop(held);
+                tell();
+                continue;
+            }
             drop(self.changed.wait_timeout(held, LOOK));
             if !is_wanted() {
                 return Err(Error::new(
@@ -177,15 +185,6 @@ impl Gate {
                 ));
             }
         }
-    }
-
-    /// Says once that a change waits for the guest's start, if one does.
-    fn tell_first_change(&self) {
-        if self.state() & UNSTARTED == 0 {
-            return;
-        }
-        let told = lock(&self.first_change).take();
-        told.iter().for_each(|tell| tell());
     }
 
     /// Lets a change begin, if the gate is open.
@@ -206,7 +205,6 @@ impl Gate {
             if let Some(pass) = self.try_enter() {
                 return Ok(pass);
             }
-            self.tell_first_change();
             self.wait_for(QUIESCED | LASTING, &is_wanted)?;
         }
     }

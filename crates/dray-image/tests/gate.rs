@@ -230,3 +230,20 @@ fn the_first_change_that_waits_for_the_start_is_told_of_once_and_begins_after_it
     });
     assert!(tells.try_recv().is_err(), "once");
 }
+
+/// As one of a guest whose user has let it go on before the images were handed over.
+#[test]
+fn a_change_that_came_before_is_told_of_as_well() {
+    let gate = Gate::new();
+    let (told, tells) = std::sync::mpsc::channel();
+    gate.expect();
+    std::thread::scope(|scope| {
+        let change = scope.spawn(|| gate.enter(|| true).is_ok());
+        std::thread::sleep(Duration::from_millis(50));
+        gate.await_start(Box::new(move || told.send(()).unwrap()));
+        gate.take_over();
+        tells.recv_timeout(Duration::from_secs(10)).unwrap();
+        gate.start();
+        assert!(change.join().unwrap());
+    });
+}

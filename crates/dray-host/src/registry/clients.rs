@@ -14,13 +14,13 @@ use std::io;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Processes that are remembered of one image: a disk has one QEMU, and now and then a tool.
-const MOST: usize = 24;
+pub(super) const MOST: usize = 24;
 /// Bytes of the file: a sector, so that a write of it is not torn.
 const LEN: usize = 512;
 const MAGIC: &[u8; 8] = b"DRAYCLI1";
 const COUNT_AT: usize = MAGIC.len() + BOOT_LEN;
 const LIST_AT: usize = COUNT_AT + 4;
-const CLIENT_LEN: usize = 13;
+const PROCESS_LEN: usize = 12;
 const SUM_AT: usize = LEN - 8;
 
 /// A process. Its number alone may be another's tomorrow; with its start it is nobody else's until
@@ -35,7 +35,7 @@ pub struct Process {
 
 impl Process {
     /// Whether it has not ended.
-    fn runs(&self) -> bool {
+    pub(super) fn runs(&self) -> bool {
         i32::try_from(self.pid).ok().and_then(started) == Some(self.started)
     }
 
@@ -46,20 +46,11 @@ impl Process {
     }
 }
 
-/// A process that was attached.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Known {
-    process: Process,
-    /// Its VM has left this host with the image. What it does with the image from then on is of the past, also when
-    /// the image has come back.
-    vm_has_left: bool,
-}
-
 /// The clients of one image.
 pub(super) struct KnownClients {
     path: StatePath,
     boot: [u8; BOOT_LEN],
-    known: Vec<Known>,
+    known: Vec<Process>,
     /// Those that this agent has seen attached: who is not there any more has left.
     seen: Vec<Seen>,
     admitted: Option<Admitted>,
@@ -100,27 +91,9 @@ impl KnownClients {
         path.create()?.write_at(&encode(&boot_id(path), &[]), 0)
     }
 
-    /// Whether the process was attached, and its VM is here.
+    /// Whether the process was attached.
     pub(super) fn knows(&self, process: Process) -> bool {
-        self.of_this_host().any(|one| one == process)
-    }
-
-    /// Whether it is the process of a VM that has left with the image.
-    fn is_of_past_vm(&self, process: Process) -> bool {
-        self.known.iter().any(|one| one.vm_has_left && one.process == process)
-    }
-
-    /// Those whose VM has not left.
-    fn of_this_host(&self) -> impl Iterator<Item = Process> {
-        self.known.iter().filter(|one| !one.vm_has_left).map(|one| one.process)
-    }
-
-    /// The VM that has the image leaves this host with it.
-    fn vm_leaves(&mut self) {
-        if self.of_this_host().next().is_some() {
-            self.known.iter_mut().for_each(|one| one.vm_has_left = true);
-            self.write();
-        }
+        self.known.contains(&process)
     }
 
     /// Whether one of them still runs, attached or not.
@@ -129,14 +102,14 @@ impl KnownClients {
     }
 
     fn first_that_runs(&self) -> Option<Process> {
-        self.of_this_host().find(Process::runs)
+        self.known.iter().find(|one| one.runs()).copied()
     }
 
     /// One of them that runs and that this agent has not seen, or has cut off since.
     fn absent(&self) -> Option<Process> {
         let seen =
             |one: &Process| self.seen.iter().any(|seen| seen.process == *one && !seen.is_cut_off);
-        self.of_this_host().find(|one| one.runs() && !seen(one))
+        self.known.iter().find(|one| one.runs() && !seen(one)).copied()
     }
 
     /// Who has the image: who is attached, was let in just now, or comes back.
@@ -144,10 +117,9 @@ impl KnownClients {
         let entering = self.admitted.as_ref();
         let entering = entering.filter(move |one| now_ms.abs_diff(one.at_ms) < ENTERING_MS);
         let attached = self.seen.iter().filter(|seen| seen.connections > 0);
-        let attached = attached.filter(|seen| !self.is_of_past_vm(seen.process));
         let seen =
             |one: &Process| self.seen.iter().any(|seen| seen.process == *one && !seen.is_cut_off);
-        let absent = self.of_this_host().filter(move |one| !seen(one));
+        let absent = self.known.iter().filter(move |one| !seen(one)).copied();
         let all = attached.map(|seen| seen.process).chain(absent);
         all.chain(entering.map(|one| one.process)).filter(Process::runs)
     }
@@ -185,19 +157,15 @@ impl KnownClients {
         self.count(process, 1);
         let seen = self.seen.iter_mut().filter(|seen| seen.process == process);
         seen.for_each(|seen| seen.is_cut_off = false);
-        if self.known.iter().any(|one| one.process == process) {
+        if self.knows(process) {
             return;
         }
         if self.known.len() >= MOST {
             // One that has ended comes back no more.
-            let ended = self.known.iter().position(|one| !one.process.runs()).unwrap_or_default();
+            let ended = self.known.iter().position(|one| !one.runs()).unwrap_or_default();
             self.known.remove(ended);
         }
-        self.known.push(Known { process, vm_has_left: false });
-        self.write();
-    }
-
-    fn write(&self) {
+        self.known.push(process);
         let bytes = encode(&self.boot, &self.known);
         let file = self.path.open_or_create();
         if let Err(why) = file.and_then(|file| file.write_at(&bytes, 0)) {
@@ -220,17 +188,6 @@ impl Registry {
         if let Some(known) = self.lock_clients().get_mut(name) {
             known.left(process);
         }
-    }
-
-    /// The VM that has the image called `name` has left this host with it: its QEMU, should it go on running, has nothing
-    /// to do with the image any more, also when that comes back.
-    pub fn vm_leaves(&self, name: &str) {
-        self.lock_clients().get_mut(name).into_iter().for_each(KnownClients::vm_leaves);
-    }
-
-    /// Whether this process is of a VM that has left this host with the image called `name`.
-    pub fn is_of_past_vm(&self, name: &str, process: Process) -> bool {
-        self.lock_clients().get(name).is_some_and(|known| known.is_of_past_vm(process))
     }
 
     /// The clients of an image are about to be cut off, and come back to another disk of it.
@@ -307,39 +264,37 @@ impl Registry {
 }
 
 /// The id of this boot; without one nobody is known to the next process.
-fn boot_id(path: &StatePath) -> [u8; BOOT_LEN] {
+pub(super) fn boot_id(path: &StatePath) -> [u8; BOOT_LEN] {
     path.files().boot().unwrap_or([0; BOOT_LEN])
 }
 
-fn encode(boot: &[u8; BOOT_LEN], known: &[Known]) -> [u8; LEN] {
+pub(super) fn encode(boot: &[u8; BOOT_LEN], known: &[Process]) -> [u8; LEN] {
     let mut bytes = [0; LEN];
     bytes[..MAGIC.len()].copy_from_slice(MAGIC);
     bytes[MAGIC.len()..COUNT_AT].copy_from_slice(boot);
     bytes[COUNT_AT..LIST_AT].copy_from_slice(&(known.len() as u32).to_le_bytes());
-    for (place, known) in bytes[LIST_AT..SUM_AT].chunks_exact_mut(CLIENT_LEN).zip(known) {
-        place[..4].copy_from_slice(&known.process.pid.to_le_bytes());
-        place[4..12].copy_from_slice(&known.process.started.to_le_bytes());
-        place[12] = known.vm_has_left.into();
+    for (place, process) in bytes[LIST_AT..SUM_AT].chunks_exact_mut(PROCESS_LEN).zip(known) {
+        place[..4].copy_from_slice(&process.pid.to_le_bytes());
+        place[4..].copy_from_slice(&process.started.to_le_bytes());
     }
     let sum = xxh3_64(&bytes[..SUM_AT]);
     bytes[SUM_AT..].copy_from_slice(&sum.to_le_bytes());
     bytes
 }
 
-fn decode(bytes: &[u8], boot: &[u8; BOOT_LEN]) -> Option<Vec<Known>> {
+pub(super) fn decode(bytes: &[u8], boot: &[u8; BOOT_LEN]) -> Option<Vec<Process>> {
     let whole = bytes.len() == LEN && bytes[SUM_AT..] == xxh3_64(&bytes[..SUM_AT]).to_le_bytes();
     if !whole || !bytes.starts_with(MAGIC) || bytes[MAGIC.len()..COUNT_AT] != boot[..] {
         return None;
     }
     let count = u32::from_le_bytes(bytes[COUNT_AT..LIST_AT].try_into().ok()?) as usize;
-    let client = |place: &[u8]| {
-        let process = Process {
+    let process = |place: &[u8]| {
+        Some(Process {
             pid: u32::from_le_bytes(place[..4].try_into().ok()?),
-            started: u64::from_le_bytes(place[4..12].try_into().ok()?),
-        };
-        Some(Known { process, vm_has_left: place[12] != 0 })
+            started: u64::from_le_bytes(place[4..].try_into().ok()?),
+        })
     };
-    bytes[LIST_AT..SUM_AT].chunks_exact(CLIENT_LEN).take(count.min(MOST)).map(client).collect()
+    bytes[LIST_AT..SUM_AT].chunks_exact(PROCESS_LEN).take(count.min(MOST)).map(process).collect()
 }
 
 #[cfg(test)]
@@ -430,31 +385,10 @@ mod tests {
         assert_eq!(holder(&known, ENTERING_MS + 1), None, "it has only looked");
     }
 
-    /// It may go on running, and come back at any time.
-    #[test]
-    fn the_process_of_a_vm_that_has_left_has_nothing_to_do_with_the_image() {
-        let (_dir, path) = list();
-        let own = own();
-        let mut known = KnownClients::load(&path);
-        known.note(own);
-        known.vm_leaves();
-        for mut known in [known, KnownClients::load(&path)] {
-            assert!(known.is_of_past_vm(own) && !known.knows(own));
-            assert!(!known.any_runs() && known.absent().is_none());
-            known.note(own);
-            assert!(known.is_of_past_vm(own), "also when it is there again");
-            assert_eq!(known.holders(0).next(), None);
-            known.note(process(7));
-            assert!(known.knows(process(7)) && !known.is_of_past_vm(process(7)));
-        }
-    }
-
     #[test]
     fn a_list_of_another_boot_or_a_damaged_one_names_nobody() {
-        let known = [(1, false), (2, true)]
-            .map(|(pid, vm_has_left)| Known { process: process(pid), vm_has_left });
-        let bytes = encode(&[b'a'; BOOT_LEN], &known);
-        assert_eq!(decode(&bytes, &[b'a'; BOOT_LEN]), Some(known.to_vec()));
+        let bytes = encode(&[b'a'; BOOT_LEN], &[process(1), process(2)]);
+        assert_eq!(decode(&bytes, &[b'a'; BOOT_LEN]), Some(vec![process(1), process(2)]));
         assert_eq!(decode(&bytes, &[b'b'; BOOT_LEN]), None);
         for at in 0..LEN {
             let mut damaged = bytes;

@@ -37,7 +37,7 @@ pub struct Entry {
     pub file: Arc<dyn ImageFile>,
     /// A flattened image's parts.
     pub flat: Option<Flat>,
-    past: Arc<PastImage>,
+    pub(super) past: Arc<PastImage>,
 }
 
 impl Entry {
@@ -85,11 +85,6 @@ impl Entry {
             disk,
             file,
         }
-    }
-
-    /// What the QEMU of a VM gets that has left this host with the image.
-    pub fn past(&self) -> Arc<dyn Image> {
-        Arc::clone(&self.past) as _
     }
 
     /// What is touched for as long as the file is open, if anything is.

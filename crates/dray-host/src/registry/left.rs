@@ -151,7 +151,6 @@ impl Registry {
                 self.forget_closed(name)?;
             } else if let Some(entry) = self.get(name) {
                 leave(&entry);
-                self.vm_leaves(name);
                 self.vouch(name);
             }
         }

@@ -12,7 +12,7 @@
 //! * [`growth`]: how long an image is when its file has grown. [`short`]: files that have become shorter.
 //!   [`changed`]: copies that somebody has written to.
 //! * [`seen`]: what can be seen of an image. [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
-//!   [`past`]: what a VM gets that has left.
+//!   [`past`]: VMs that have left.
 
 mod changed;
 mod claims;
@@ -71,6 +71,7 @@ use identity::heartbeat_path;
 use lines::{begin_line, begin_line_after, line_path};
 use operations::Operations;
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use past::PastVms;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -96,6 +97,7 @@ pub struct Registry {
     opening: Mutex<()>,
     operations: Arc<Operations>,
     clients: Mutex<BTreeMap<String, KnownClients>>,
+    past_vms: Mutex<PastVms>,
 }
 
 impl Registry {
@@ -108,6 +110,7 @@ impl Registry {
     pub fn load(store: Store, around: Arc<dyn Surroundings>) -> io::Result<Arc<Self>> {
         let released = Notes::in_folder(store.released());
         released.sweep();
+        let past_vms = Mutex::new(PastVms::load(store.past_vms()));
         let registry = Arc::new(Self {
             taking: Mutex::default(),
             released,
@@ -120,6 +123,7 @@ impl Registry {
             opening: Mutex::default(),
             operations: Arc::default(),
             clients: Mutex::default(),
+            past_vms,
         });
         for path in registry.store.images().entries(".json")? {
             let Some(name) = path.stem() else { continue };

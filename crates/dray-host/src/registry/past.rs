@@ -1,6 +1,14 @@
-//! What the QEMU of a VM gets that has left this host with its image. It may go on running, and somebody may let its
-//! guest go on: the image is another host's by then, or has come back with the VM in another QEMU. All that the old
+//! QEMUs whose VMs have left this host. One may go on running, and somebody may let its guest go on: the images are
+//! another host's by then, or have come back with the VM in another QEMU, under these names or others. All that the old
 //! one still needs is to quit, and for that it wants its flushes answered.
+//!
+//! The list outlives the agent and not the host, and what becomes of the images changes nothing in it. It is written in
+//! place, so that it can be written when the state directory is full.
+
+use super::clients::{MOST, Process, boot_id, decode, encode};
+use super::{Entry, Registry};
+use crate::process::QemuProcess;
+use dray_files::StatePath;
 
 use dray_image::{Disk, Error, ErrorKind, Extent, Geometry, Image, Result, ZeroMode};
 use std::sync::Arc;
@@ -45,5 +53,88 @@ impl Image for PastImage {
 
     fn extents(&self, _offset: u64, _len: u64, _max: usize) -> Result<Vec<Extent>> {
         has_left()
+    }
+}
+
+/// The processes of QEMUs whose VMs have left.
+pub(super) struct PastVms {
+    path: StatePath,
+    all: Vec<Process>,
+}
+
+impl PastVms {
+    /// Those that the file at `path` names, if it was written since the host was booted.
+    pub(super) fn load(path: StatePath) -> Self {
+        let known = path.read().ok().and_then(|bytes| decode(&bytes, &boot_id(&path)));
+        let mut past = Self { path, all: known.unwrap_or_default() };
+        past.all.retain(Process::runs);
+        // So that there is room for it later.
+        past.write();
+        past
+    }
+
+    /// Its VM has left, or will not come to it any more.
+    fn note(&mut self, process: Process) {
+        if self.all.contains(&process) {
+            return;
+        }
+        self.all.retain(Process::runs);
+        self.all.push(process);
+        self.write();
+    }
+
+    /// Of more than there is room for, the next agent knows the youngest.
+    fn write(&self) {
+        let first = self.all.len().saturating_sub(MOST);
+        let bytes = encode(&boot_id(&self.path), &self.all[first..]);
+        if let Err(why) = self.path.open_or_create().and_then(|file| file.write_at(&bytes, 0)) {
+            tracing::warn!(%why, "cannot note which QEMUs are of VMs that have left this host");
+        }
+    }
+}
+
+impl Registry {
+    /// The VM of this QEMU has left this host: should the process go on running, it has nothing to do with any image any
+    /// more.
+    pub fn vm_has_left(&self, qemu: &QemuProcess) {
+        if let Ok(pid) = u32::try_from(qemu.pid)
+            && qemu.runs()
+        {
+            self.past_vms.lock().note(Process { pid, started: qemu.started });
+        }
+    }
+
+    /// Whether this process is of a VM that has left this host.
+    pub fn is_of_past_vm(&self, process: Process) -> bool {
+        self.past_vms.lock().all.contains(&process)
+    }
+}
+
+impl Entry {
+    /// What the QEMU of a VM gets that has left this host.
+    pub fn past(&self) -> Arc<dyn Image> {
+        Arc::clone(&self.past) as _
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::started;
+
+    #[test]
+    fn the_next_agent_knows_the_qemus_of_the_past_that_still_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = StatePath::real(dir.path().join("past.vms"));
+        let pid = std::process::id();
+        let own = Process { pid, started: started(pid as i32).unwrap() };
+        let mut past = PastVms::load(path.clone());
+        let room = std::fs::metadata(path.path()).unwrap().len();
+        past.note(own);
+        past.note(own);
+        past.note(Process { pid: 1 << 30, started: 7 });
+        let next = PastVms::load(path.clone());
+        assert_eq!(next.all, [own], "the other one has ended");
+        assert_eq!(std::fs::metadata(path.path()).unwrap().len(), room, "it takes no more room");
     }
 }

@@ -11,6 +11,7 @@ use dray_host::folder::intent::{SourceImage, SourceIntent};
 use dray_host::folder::intents::{IntentFile, Intents, SOURCE_INTENTS, Trouble};
 use dray_host::heat::ImageHeat;
 use dray_host::lineage::{REGION_BLOCKS, region_blocks};
+use dray_host::process::QemuProcess;
 use dray_host::record::CopyState;
 use dray_host::registry::{Entry, Registry};
 use dray_image::{Disk, FileOptions, Geometry, Image, ImageFile, IntentLog, Late, runs};
@@ -393,12 +394,13 @@ impl SourceImages {
     }
 
     /// The target has everything: the migration no longer holds the images. A QEMU that still has
-    /// the disk gets errors from now on instead of waiting for ever: it only wants to quit. With `vm` the VM has left
-    /// with them.
+    /// the disk gets errors from now on instead of waiting for ever: it only wants to quit. `vm` is the
+    /// QEMU of the VM that has left with them.
     ///
     /// # Errors
     /// What the store reports.
-    pub fn let_go(&self, vm: bool) -> io::Result<()> {
+    pub fn let_go(&self, vm: Option<&QemuProcess>) -> io::Result<()> {
+        vm.into_iter().for_each(|qemu| self.registry.vm_has_left(qemu));
         self.unbind()?;
         for (_, entry) in self.free() {
             let record = entry.record();
@@ -407,9 +409,6 @@ impl SourceImages {
                 // come back, another guest's flush has nothing to hear of that.
                 entry.file.forget_losses();
                 entry.depart();
-                if vm {
-                    self.registry.vm_leaves(&record.name);
-                }
             } else if record.in_place.is_some() {
                 // The name was this guest's alone; the file stays.
                 self.registry.forget(&record.name)?;

@@ -40,6 +40,7 @@ use dray_files::StatePath;
 use dray_host::abort;
 use dray_host::folder::intent::SourceIntent;
 use dray_host::folder::log::{self, Folder, Log, SOURCE_INTENT, SOURCE_JOURNAL};
+use dray_host::process::QemuProcess;
 use dray_host::registry::Registry;
 use dray_image::Quiesced;
 use dray_net::memory::Held;
@@ -168,6 +169,11 @@ impl SourceSlot {
     /// The intent as it stands.
     pub fn intent(&self) -> SourceIntent {
         self.lock_intent().clone()
+    }
+
+    /// The QEMU whose VM moves, if one does and it is known.
+    fn left_by(&self) -> Option<QemuProcess> {
+        self.lock_intent().vm.as_ref()?.qemu.clone()
     }
 
     /// Limits everything that is sent from now on, and also after a restart.
@@ -536,7 +542,7 @@ impl SourceLoop {
         }
         self.retire_rest()?;
         self.images.keep_replicas()?;
-        self.images.let_go(self.slot.intent().vm.is_some())?;
+        self.images.let_go(self.slot.left_by().as_ref())?;
         abort::step("LetGo-Forget");
         self.slot.forget();
         Ok(())

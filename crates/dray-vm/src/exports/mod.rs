@@ -32,8 +32,8 @@ impl Exports for ImageExports {
     }
 
     fn open(&self, name: &str, client: &Client) -> Result<Arc<dyn Image>, ExportError> {
-        if let Some(past) = self.past_image(name, client) {
-            return Ok(past);
+        if process_of(client).is_some_and(|process| self.0.is_of_past_vm(process)) {
+            return self.past_image(name);
         }
         self.admit(name, client)?;
         if let Some(closed) = self.0.closed(name) {
@@ -104,11 +104,10 @@ impl ImageExports {
             || file.is_some_and(|file| has_open(process.pid, file).unwrap_or(false))
     }
 
-    /// What a client gets whose VM has left this host with the image; none for everybody else.
-    fn past_image(&self, name: &str, client: &Client) -> Option<Arc<dyn Image>> {
-        let process = process_of(client)?;
-        let entry = self.0.get(name).filter(|_| self.0.is_of_past_vm(name, process))?;
-        Some(entry.past())
+    /// What a QEMU gets whose VM has left this host.
+    fn past_image(&self, name: &str) -> Result<Arc<dyn Image>, ExportError> {
+        let entry = self.0.get(name).ok_or_else(|| ExportError::unknown(name))?;
+        Ok(entry.past())
     }
 
     /// A closed export: who was attached before waits with its requests, a new client is told why.

@@ -159,7 +159,8 @@ mod tests {
         exports.attached("disk.raw", &root, 1);
         let before = exports.open("disk.raw", &root).unwrap();
         before.write_at(&[1], 0, false).unwrap();
-        exports.0.vm_leaves("disk.raw");
+        let own = i32::try_from(std::process::id()).unwrap();
+        exports.0.vm_has_left(&QemuProcess::find(Path::new("/qmp"), own).unwrap());
         exports.detached("disk.raw", &root, 0);
         let past = exports.open("disk.raw", &root).unwrap();
         assert_eq!(past.geometry(), before.geometry());
