@@ -145,7 +145,15 @@ pub trait Image: Send + Sync {
     /// state of earlier writes is unknown.
     fn flush(&self) -> Result<()>;
 
-    /// The same for dray's own sake, with the time at which a file was changed: an error is remembered until a [`flush`](Self::flush) has
+    /// The same, with the time at which a file was changed.
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush).
+    fn flush_with_time(&self) -> Result<()> {
+        self.flush()
+    }
+
+    /// The same as a flush for dray's own sake, with the time at which a file was changed: an error is remembered until a [`flush`](Self::flush) has
     /// reported it to each client.
     ///
     /// # Errors

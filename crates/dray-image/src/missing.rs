@@ -269,17 +269,20 @@ impl Missing {
     /// A guest's flush: makes the image durable, then the record of every block that became present
     /// before (I2).
     pub(crate) fn flush(&self) -> Result<()> {
-        self.record_after(|| self.backing.flush())
+        self.record_after(|records| match records {
+            true => self.backing.flush_with_time(),
+            false => self.backing.flush(),
+        })
     }
 
     /// The same for dray's own sake.
     pub(crate) fn checkpoint(&self) -> Result<()> {
-        self.record_after(|| self.backing.sync())
+        self.record_after(|_| self.backing.sync())
     }
 
-    fn record_after(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn record_after(&self, sync: impl FnOnce(bool) -> Result<()>) -> Result<()> {
         if self.is_over() {
-            return sync();
+            return sync(false);
         }
         let log = self.log();
         self.unrecorded.record("flushing an image with missing blocks", log.as_deref(), sync)

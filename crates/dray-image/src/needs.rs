@@ -19,6 +19,10 @@ pub trait Fetcher: Send + Sync {
 
 /// Remembers which blocks arrived or were overwritten since this host became the owner (I2).
 pub trait PresentLog: Send + Sync {
+    /// The image is about to be made durable, with the time at which its file was changed. What is
+    /// [recorded](Self::record) next is in it then.
+    fn before_sync(&self) {}
+
     /// Adds `present`; durable on return. Called only after the blocks' data is durable.
     ///
     /// # Errors

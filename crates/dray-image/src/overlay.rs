@@ -191,7 +191,7 @@ impl Overlay {
 
     /// Makes the file durable by `sync`, then the record of every block that came here before (I2).
     fn checkpoint(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.unrecorded.record("flushing an overlay", Some(&*self.log), sync)
+        self.unrecorded.record("flushing an overlay", Some(&*self.log), |_| sync())
     }
 
     fn recorded(&self, fua: bool) -> Result<()> {

@@ -102,7 +102,8 @@ impl Unrecorded {
         Ok(())
     }
 
-    /// Makes the image durable by `sync`, then the record of every block that was added before.
+    /// Makes the image durable by `sync`, then the record of every block that was added before. `sync` is told whether
+    /// there is one: then the time at which the file was changed has to be durable as well.
     ///
     /// # Errors
     /// What either reports; after a failed sync always. An [earlier loss](Error::is_earlier_loss) is no
@@ -111,7 +112,7 @@ impl Unrecorded {
         &self,
         what: &str,
         log: Option<&dyn PresentLog>,
-        sync: impl FnOnce() -> Result<()>,
+        sync: impl FnOnce(bool) -> Result<()>,
     ) -> Result<()> {
         let _one = lock(&self.recording);
         if self.sync_failed.load(Ordering::SeqCst) {
@@ -119,7 +120,11 @@ impl Unrecorded {
             return Err(unusable(what));
         }
         let arrived = self.map.snapshot();
-        let told = match sync() {
+        let records = !arrived.is_empty();
+        if records {
+            log.iter().for_each(|log| log.before_sync());
+        }
+        let told = match sync(records) {
             Err(why) if !why.is_earlier_loss() => {
                 self.sync_failed.store(true, Ordering::SeqCst);
                 return Err(self.forget(log).err().unwrap_or(why));

@@ -107,6 +107,11 @@ impl Picture {
         let name = status::name(vm.monitor()).await.map_err(failed)?;
         let name = name.or_else(|| name_of_socket(socket));
         let look = vm.look().await.map_err(failed)?;
+        if look.process.as_ref().is_some_and(|qemu| registry.has_left(qemu)) {
+            let why = "its vm has left this host: this QEMU is of the past, whatever it is told";
+            return Err(Refusal::new(ErrorKind::Conflict, what(), why)
+                .hint("end it with `quit` at its QMP socket; the vm is where it moved to"));
+        }
         if look.process.is_none() && vm.monitor().user().is_some_and(has_walls) {
             let why = "it is not known which process answers for it: who made the socket has ended, or \
                        cannot be seen from here";

@@ -129,7 +129,7 @@ impl Registry {
     ///
     /// # Errors
     /// What the file system reports.
-    fn is_older(&self, record: &ImageRecord) -> io::Result<bool> {
+    pub(super) fn is_older(&self, record: &ImageRecord) -> io::Result<bool> {
         match found_at(&self.store, record) {
             Some(path) if has_heartbeat(record) => {
                 heartbeat::is_put_back(&heartbeat_path(&self.store, &record.name), &path.look()?)
@@ -148,12 +148,12 @@ impl Registry {
         Ok(fills && self.is_older(record)?)
     }
 
-    /// When the file of an image that comes was changed. What is written from here on may have a later time.
+    /// When the file of an image that comes or is handed over was changed. What is written from here on may have a later time.
     pub fn time_of(&self, entry: &Entry) -> Option<(i64, i64)> {
         entry.heartbeat()?.changed()
     }
 
-    /// The file of an image that comes was synced since it was [looked at](Self::time_of): an older one is not taken for
+    /// The file of an image that comes or is handed over was synced since it was [looked at](Self::time_of): an older one is not taken for
     /// it from now on.
     pub fn keep_time(&self, entry: &Entry, at: Option<(i64, i64)>) {
         let (Some(heartbeat), Some(at)) = (entry.heartbeat(), at) else { return };

@@ -104,6 +104,12 @@ impl Registry {
         }
     }
 
+    /// Whether the VM of this QEMU has left this host.
+    pub fn has_left(&self, qemu: &QemuProcess) -> bool {
+        let known = u32::try_from(qemu.pid).ok();
+        known.is_some_and(|pid| self.is_of_past_vm(Process { pid, started: qemu.started }))
+    }
+
     /// Whether this process is of a VM that has left this host.
     pub fn is_of_past_vm(&self, process: Process) -> bool {
         self.past_vms.lock().all.contains(&process)

@@ -110,6 +110,11 @@ impl<L: Layer> Image for Layered<L> {
         self.inner.flush()
     }
 
+    fn flush_with_time(&self) -> Result<()> {
+        self.before(Op::Flush, 0, 0, false)?;
+        self.inner.flush_with_time()
+    }
+
     fn sync(&self) -> Result<()> {
         self.before(Op::Sync, 0, 0, false)?;
         self.inner.sync()

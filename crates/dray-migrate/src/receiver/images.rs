@@ -2,6 +2,7 @@
 
 use super::fetcher::ImageFetcher;
 use super::sink::Destination;
+use super::timed::TimedLog;
 use super::{Input, TargetParts, TargetSlot};
 use crate::Threads;
 use dray_api::{Amounts, ErrorKind, ImageProgress};
@@ -70,7 +71,7 @@ impl Open {
         Ok(())
     }
 
-    fn serve(&self, missing: &BlockSet, written: Option<IntentFile>) {
+    fn serve(&self, missing: &BlockSet, written: Option<IntentFile>, log: TimedLog) {
         let mut missing = missing.clone();
         missing.subtract(&self.present.all());
         if self.intent.in_place.is_some() {
@@ -85,9 +86,9 @@ impl Open {
             let image = self.intent.name_here();
             tracing::warn!(image, %why, "a verification may compare what the guest has written");
         }
-        let (fetcher, present) = (Arc::clone(&self.fetcher) as _, Arc::clone(&self.present) as _);
+        let fetcher = Arc::clone(&self.fetcher) as _;
         let noted = self.present.noted();
-        self.entry.disk.serve_with_missing(missing, &noted, fetcher, present);
+        self.entry.disk.serve_with_missing(missing, &noted, fetcher, Arc::new(log));
     }
 }
 
@@ -339,7 +340,8 @@ impl TargetImages {
         for (open, handover) in self.all.iter().zip(images) {
             let written = || IntentFile::new(Arc::clone(&self.written), open.index.ix());
             self.hold_changes(open);
-            open.serve(&handover.missing, verify.then(written));
+            let log = TimedLog::new(&open.present, &self.registry, &open.entry);
+            open.serve(&handover.missing, verify.then(written), log);
             self.registry.vouch(open.intent.name_here());
         }
         Ok(())
@@ -484,13 +486,8 @@ impl TargetImages {
     /// Data sync and a durable record of what is present, in a thread; answers `Checkpointed`.
     pub fn checkpoint(&self, id: u64) {
         let entries: Vec<_> = self.all.iter().map(|open| Arc::clone(&open.entry)).collect();
-        let registry = Arc::clone(&self.registry);
         let work = move || {
-            let synced = entries.iter().try_for_each(|entry| {
-                let at = registry.time_of(entry);
-                entry.disk.checkpoint().map(|()| registry.keep_time(entry, at))
-            });
-            synced.map_err(Why::of)?;
+            entries.iter().try_for_each(|entry| entry.disk.checkpoint()).map_err(Why::of)?;
             match entries.iter().map(|entry| entry.disk.missing_count()).sum::<u64>() {
                 0 => Ok(()),
                 missing => Err(format!("{missing} blocks are still missing").into()),

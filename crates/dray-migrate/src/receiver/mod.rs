@@ -15,6 +15,7 @@ mod session;
 #[cfg(test)]
 mod simulated;
 mod sink;
+mod timed;
 mod verify;
 
 use crate::messages::{ToSourceShell, ToTargetShell};

@@ -333,11 +333,12 @@ impl SourceImages {
 
     /// Syncs every image in a thread and answers `ImagesSynced`.
     pub fn sync(&self, inputs: &Sender<Input>) {
-        let disks: Vec<_> = self.writable().map(|(_, entry)| Arc::clone(&entry.disk)).collect();
+        let entries: Vec<_> = self.writable().map(|(_, entry)| Arc::clone(entry)).collect();
+        let registry = Arc::clone(&self.registry);
         let answer = |result| Input::Engine(SourceEvent::ImagesSynced(result));
         let answers = inputs.clone();
         let begun = self.threads.begin("dray-sync", move || {
-            let result = disks.iter().try_for_each(|disk| make_durable(disk));
+            let result = entries.iter().try_for_each(|entry| make_durable(&registry, entry));
             let _ = answers.send(answer(result));
         });
         if let Err(why) = begun {
@@ -462,9 +463,12 @@ impl SourceImages {
 /// Makes durable what the guest has written, and what is known of the blocks. What was lost before is a
 /// failure as well, until the guest has been told: at the target nobody would tell it, and a block that is
 /// fetched later may be the old one.
-fn make_durable(disk: &Disk) -> Result<(), Why> {
-    disk.checkpoint().map_err(Why::of)?;
-    match disk.write_back_error().filter(|lost| !lost.told) {
+fn make_durable(registry: &Registry, entry: &Entry) -> Result<(), Why> {
+    let at = registry.time_of(entry);
+    entry.disk.checkpoint().map_err(Why::of)?;
+    // A file that was changed before this is not what is handed over.
+    registry.keep_time(entry, at);
+    match entry.disk.write_back_error().filter(|lost| !lost.told) {
         Some(lost) => Err(untold(&lost).into()),
         None => Ok(()),
     }

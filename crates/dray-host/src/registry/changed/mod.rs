@@ -3,8 +3,9 @@
 //!
 //! The target fetches what it lacks out of the copy that its source has left behind, and dray never writes to
 //! one: a file that was changed later than it was left is not what was handed over. Its image waits for the file
-//! then, as if there were none. An earlier time, or another length, says nothing: a power cut may take back what
-//! was not made durable, such as the length after a sync that failed. Of a copy whose migration is over nobody reads; whether a migration back can begin with it is
+//! then, as if there were none. An earlier time of the data, or another length, says nothing: a power cut may
+//! take back what was not made durable, such as the length after a sync that failed. But the time of change was made
+//! durable before the handover, and its heartbeat keeps it: an older file is one of before. Of a copy whose migration is over nobody reads; whether a migration back can begin with it is
 //! found out then ([`ReplicaNote::as_found`](crate::lineage::ReplicaNote::as_found)).
 
 use super::closed::Reason;
@@ -83,6 +84,17 @@ impl Changed {
         Self { path, what: what.to_owned(), hint }
     }
 
+    /// Of a copy that another host still reads from: it is not what was handed over.
+    fn put_back_copy(path: PathBuf, way_out: Option<String>) -> Self {
+        let mut hint =
+            "put the newest state of the storage back: the migration goes on by itself then"
+                .to_owned();
+        way_out.iter().for_each(|out| hint.push_str(&format!("; or {out}")));
+        let what =
+            "is older than when the image was handed over: its storage was put back".to_owned();
+        Self { path, what, hint }
+    }
+
     /// Of an image that comes: all of it would be received again, and that cannot be noted.
     fn unnoted(path: PathBuf, why: &io::Error) -> Self {
         let what = format!("{BY_ANOTHER}, and the agent cannot note that: {why}");
@@ -136,10 +148,14 @@ pub(super) fn refuse(registry: &Registry, record: &ImageRecord) -> io::Result<Op
     }
     let Some(note) = note_of(record) else { return Ok(None) };
     let now = stamp_of(&path)?;
-    if now.changed <= note.stamp.changed {
+    let older = registry.is_older(record)?;
+    if now.changed <= note.stamp.changed && !older {
         return Ok(None);
     }
     let way_out = left::way_out_of(store, record);
+    if older {
+        return Err(io::Error::other(Changed::put_back_copy(path.path().to_owned(), way_out)));
+    }
     let looks = [&note.stamp, &now];
     Err(io::Error::other(Changed::of(path.path().to_owned(), way_out, looks)))
 }

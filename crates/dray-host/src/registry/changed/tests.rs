@@ -142,6 +142,22 @@ fn a_copy_is_opened_again_when_it_is_as_it_was() {
     assert_eq!(registry.open_absent(), [NAME]);
 }
 
+/// The storage was put back to a state from before the handover: the time of change, which was durable then, is earlier.
+#[test]
+fn a_copy_that_is_older_than_what_was_handed_over_is_not_read_from() {
+    for (later, is_refused) in [(0, false), (1, true)] {
+        let host = Host::new(false);
+        let registry = host.start();
+        let entry = registry.get(NAME).unwrap();
+        let (seconds, nanos) = registry.time_of(&entry).unwrap();
+        registry.keep_time(&entry, Some((seconds + later, nanos)));
+        drop((entry, registry));
+        let refused = host.refused();
+        assert_eq!(refused.is_some(), is_refused, "{refused:?}");
+        assert!(refused.is_none_or(|reason| reason.why.contains("put back")));
+    }
+}
+
 /// One whose migration is over is found out about when a migration back asks for it.
 #[test]
 fn a_copy_from_which_nobody_reads_is_opened_as_it_is() {

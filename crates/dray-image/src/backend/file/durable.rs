@@ -11,11 +11,14 @@ impl FileImage {
         self.file.sync_data().map_err(|e| self.fail("flushing", offset, len, e))
     }
 
-    /// A sync that is not a guest's flush. The time at which the file was changed is durable as well: an older file is
-    /// told by that.
+    /// The same, and the time at which the file was changed is durable as well: an older file is told by that.
+    pub(super) fn sync_all(&self, offset: u64, len: u64) -> Result<()> {
+        self.file.sync_all().map_err(|e| self.fail("flushing", offset, len, e))
+    }
+
+    /// A sync that is not a guest's flush.
     pub(super) fn own_sync(&self, offset: u64, len: u64) -> Result<()> {
-        let failed = |why| self.fail("flushing", offset, len, why);
-        self.watched(|| self.file.sync_all().map_err(failed))
+        self.watched(|| self.sync_all(offset, len))
     }
 
     /// A write that is durable on return. What the system says of one may be about others: it tells

@@ -313,6 +313,10 @@ impl Image for FileImage {
         self.write_back.guest(&self.path, || self.sync_data(0, self.len))
     }
 
+    fn flush_with_time(&self) -> Result<()> {
+        self.write_back.guest(&self.path, || self.sync_all(0, self.len))
+    }
+
     fn sync(&self) -> Result<()> {
         self.own_sync(0, self.len)
     }

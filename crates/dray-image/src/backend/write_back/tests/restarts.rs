@@ -57,7 +57,7 @@ impl<'a> Process<'a> {
 
     fn flush(&self, sync: fn() -> Result<()>) -> Result<()> {
         let sync = || self.back.guest(Path::new("disk"), sync);
-        self.unrecorded.record("flushing", Some(self.present), sync)
+        self.unrecorded.record("flushing", Some(self.present), |_| sync())
     }
 }
 
@@ -118,7 +118,7 @@ fn notes_that_a_failed_sync_has_left_behind_are_not_believed() {
     let second = start();
     second.add(2).unwrap_err();
     let own = || second.back.own(Path::new("disk"), || Ok(()));
-    second.unrecorded.record("a checkpoint", Some(&present), own).unwrap_err();
+    second.unrecorded.record("a checkpoint", Some(&present), |_| own()).unwrap_err();
     assert_eq!(*present.noted.lock(), BlockSet::new());
     let third = start();
     third.add(2).unwrap();
