@@ -6,6 +6,7 @@
 //! * [`record`](crate::record) is what is durable of an image. [`entry`]: an image with its disk.
 //! * [`names`]: what a file is called while it comes, is here, and has left (I1).
 //! * [`claims`]: images that an operator took. [`left`]: copies whose migration an operator ends.
+//!   [`removal`]: copies whose removal a crash has broken off.
 //! * [`files`]: opening what is below. [`identity`]: whether it is the file that was there before.
 //!   [`lines`]: generations. [`surroundings`]: what only the agent knows.
 //! * [`operations`]: one image takes part in one operation at a time. [`used`]: a file is one image's.
@@ -30,6 +31,7 @@ mod names;
 mod operations;
 mod past;
 mod releases;
+mod removal;
 mod seen;
 mod short;
 pub(crate) mod surroundings;

@@ -105,6 +105,7 @@ impl SourceImages {
     ) -> io::Result<Self> {
         let (new, begun) = (records.is_empty(), intent.options.is_some());
         let done = records.contains(&SourceRecord::Done);
+        end_removals(intent, parts, records)?;
         let open = |image: &SourceImage| {
             if done && is_gone(&parts.registry, image) {
                 return Ok(not_needed(image));
@@ -491,6 +492,25 @@ fn is_gone(registry: &Registry, image: &SourceImage) -> bool {
         Some(record) => record.id != image.offer.id,
         None => !registry.waits_for_file(&image.name),
     }
+}
+
+/// Of a migration that is done a crash may have broken the removal of its copies off.
+fn end_removals(
+    intent: &SourceIntent,
+    parts: &SourceParts,
+    records: &[SourceRecord],
+) -> io::Result<()> {
+    let removes = intent.options.as_ref().is_some_and(|options| options.remove_replica);
+    if !removes || !records.contains(&SourceRecord::Done) {
+        return Ok(());
+    }
+    let epoch = records.iter().rev().find_map(|record| match record {
+        SourceRecord::HandedOver(handed_over) => Some(handed_over.epoch),
+        _ => None,
+    });
+    let Some(epoch) = epoch else { return Ok(()) };
+    let mut copies = intent.images.iter().filter(|image| !image.offer.read_only);
+    copies.try_for_each(|image| parts.registry.end_removal(&image.name, image.offer.id, epoch))
 }
 
 /// An image that a migration which is done has nothing to do with any more: it only has to be told to its target

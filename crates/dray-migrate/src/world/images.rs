@@ -1,5 +1,6 @@
 //! The images that move, and what both sides mean to do with them.
 
+use super::Mission;
 use super::World;
 use super::host::Host;
 use super::model::{Model, SECTOR, bytes_of};
@@ -54,7 +55,7 @@ impl World {
             deadline_ms: None,
             conditions: Conditions::default(),
             settings: Settings::default(),
-            remove_replica: false,
+            remove_replica: self.mission == Mission::Remove,
             no_reuse: true,
         };
         let record = self.hosts[self.from]

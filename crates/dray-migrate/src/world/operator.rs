@@ -44,6 +44,8 @@ pub enum Mission {
     ClaimAtSource,
     /// The source is: the target's are.
     ClaimAtTarget,
+    /// The images are moved, and what is left of them at the source is removed.
+    Remove,
     /// The images are moved, and back onto what was left of them.
     Return,
     /// The migration is cancelled on its way.
@@ -57,8 +59,9 @@ pub enum Mission {
 
 impl Mission {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Move,
+        Self::Remove,
         Self::ClaimAtSource,
         Self::ClaimAtTarget,
         Self::Return,

@@ -3,6 +3,7 @@
 use super::host::{Host, SimAgent};
 use super::operator::{Mission, Script};
 use super::{ENOUGH, NAMES, World};
+use dray_files::files::Files;
 use dray_image::Disk;
 use std::sync::Arc;
 
@@ -22,8 +23,21 @@ impl World {
     pub(super) fn settled(&self) -> Option<(usize, Vec<Arc<Disk>>)> {
         let found = self.whole().filter(|_| self.script == Script::Over)?;
         // What has arrived is to go back.
-        let waits = self.mission == Mission::Return && self.from == 0 && found.0 == 1;
+        let arrived = self.from == 0 && found.0 == 1;
+        let waits = match self.mission {
+            Mission::Return => arrived,
+            Mission::Remove => arrived && !self.is_removed(),
+            _ => false,
+        };
         (!waits).then_some(found)
+    }
+
+    /// Whether nothing is left of the images at the host that they were moved away from.
+    fn is_removed(&self) -> bool {
+        let host = &self.hosts[self.from];
+        let Some(agent) = &host.agent else { return false };
+        let files = host.disk.files().list(&host.pool()).unwrap_or_default();
+        agent.registry.all_records().is_empty() && files.is_empty()
     }
 
     /// The host that serves both images and has all of them, when no migration is under way.

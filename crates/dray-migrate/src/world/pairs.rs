@@ -226,6 +226,11 @@ fn two_faults_anywhere_lose_nothing_on_the_way_back_to_a_replica() {
 }
 
 #[test]
+fn two_faults_anywhere_leave_nothing_of_copies_that_are_to_be_removed() {
+    lose_nothing(&[(Strategy::PreCopy, Mission::Remove)]);
+}
+
+#[test]
 fn two_faults_anywhere_lose_nothing_when_a_migration_is_cancelled_or_its_link_breaks() {
     lose_nothing(&[(Strategy::PreCopy, Mission::Cancel), (Strategy::PostCopy, Mission::Flaky)]);
 }
