@@ -181,7 +181,9 @@ impl Agent {
         note.put(&Note::new(&path, None)).map_err(io)?;
         let mut partial = Partial { names, note, done: false };
         abort::step("Restore-Create");
+        let making = self.registry.hold_new_files();
         partial.names.create_partial(manifest.info().bytes).map_err(disk)?;
+        drop(making);
         let file = partial.names.open_partial().map_err(disk)?;
         let written = fill(repository, restoring, &file)?;
         file.sync_all().map_err(io)?;

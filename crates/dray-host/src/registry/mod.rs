@@ -7,6 +7,7 @@
 //! * [`names`]: what a file is called while it comes, is here, and has left (I1).
 //! * [`claims`]: images that an operator took. [`left`]: copies whose migration an operator ends.
 //!   [`removal`]: copies whose removal a crash has broken off.
+//!   [`leftover`]: files that a crash has left without a record.
 //! * [`files`]: opening what is below. [`identity`]: whether it is the file that was there before.
 //!   [`lines`]: generations. [`surroundings`]: what only the agent knows.
 //! * [`operations`]: one image takes part in one operation at a time. [`used`]: a file is one image's.
@@ -24,6 +25,7 @@ mod files;
 mod growth;
 mod identity;
 pub(crate) mod left;
+mod leftover;
 mod lines;
 mod losses;
 mod lossy;
@@ -91,6 +93,8 @@ pub struct Registry {
     pub peeks: Peeks,
     /// Tell the next agent until when this one had its files open.
     pub heartbeats: Heartbeats,
+    /// Held while the incomplete file of an image is made that has no record yet.
+    making: Mutex<()>,
     store: Store,
     around: Arc<dyn Surroundings>,
     entries: RwLock<BTreeMap<String, Arc<Entry>>>,
@@ -118,6 +122,7 @@ impl Registry {
             released,
             peeks: Peeks::default(),
             heartbeats: Heartbeats::default(),
+            making: Mutex::default(),
             store,
             around,
             entries: RwLock::default(),

@@ -215,12 +215,15 @@ impl Registry {
         if entry.line().is_none() { self.end_line(entry) } else { Ok(()) }
     }
 
-    /// Makes the file of an image that comes, and knows it from now on.
+    /// Makes the file of an image that comes, and knows it from now on. What a dead agent has
+    /// [left](super::leftover) there is not in the way.
     ///
     /// # Errors
     /// What the file system or the store reports; nothing is left then.
     pub fn make_partial(&self, record: ImageRecord) -> io::Result<Arc<Entry>> {
         let names = self.names(&record)?;
+        let _making = self.hold_new_files();
+        self.remove_leftover(&record)?;
         names.create_partial(0).map_err(io::Error::other)?;
         let record = ImageRecord { arriving: file_at(&self.at(&names.partial())), ..record };
         let opened = self.open_file(&record).map_err(io::Error::other);
