@@ -24,6 +24,7 @@ pub mod table;
 pub mod text;
 pub mod trouble;
 pub mod tuning;
+pub mod verified;
 
 pub use access_level::AccessLevel;
 pub use backup::*;
@@ -41,6 +42,7 @@ pub use report::*;
 pub use seed::*;
 pub use table::*;
 pub use trouble::Trouble;
+pub use verified::{Compared, Verified};
 
 /// Version of the JSON interface. The agent refuses requests of any other version.
 pub const API_VERSION: u32 = 1;

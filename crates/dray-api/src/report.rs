@@ -8,8 +8,9 @@ use super::plan::{Predicted, Provided};
 use super::progress::Progress;
 use super::text;
 use super::trouble::Trouble;
+use super::verified::{Compared, Verified};
 use dray_types::{BitRate, ByteSize, Epoch, ImageId, MigrationId};
-use dray_types::{Endpoint, Strategy, Why};
+use dray_types::{Endpoint, Strategy};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -43,61 +44,6 @@ pub enum Ending {
     Cancelled,
     /// It failed.
     Failed,
-}
-
-/// `verified` of a summary: re-read at the target and compared with the source (I3).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(into = "VerifiedJson", try_from = "VerifiedJson")]
-pub enum Verified {
-    /// Equal: `true` in JSON.
-    Equal,
-    /// Not equal: `false` in JSON.
-    Different,
-    /// One at the source was not there any more, or another image had taken its place: `"not comparable"` in JSON.
-    NotComparable,
-    /// Nobody asked: `"not asked"` in JSON.
-    #[default]
-    NotAsked,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(untagged)]
-enum VerifiedJson {
-    Checked(bool),
-    Not(String),
-}
-
-/// The text that stands for [`Verified::NotAsked`].
-const NOT_ASKED: &str = "not asked";
-/// The text that stands for [`Verified::NotComparable`].
-const NOT_COMPARABLE: &str = "not comparable";
-
-impl From<Verified> for VerifiedJson {
-    fn from(verified: Verified) -> Self {
-        match verified {
-            Verified::Equal => Self::Checked(true),
-            Verified::Different => Self::Checked(false),
-            Verified::NotComparable => Self::Not(NOT_COMPARABLE.to_owned()),
-            Verified::NotAsked => Self::Not(NOT_ASKED.to_owned()),
-        }
-    }
-}
-
-impl TryFrom<VerifiedJson> for Verified {
-    type Error = Why;
-
-    fn try_from(json: VerifiedJson) -> Result<Self, Why> {
-        match json {
-            VerifiedJson::Checked(true) => Ok(Self::Equal),
-            VerifiedJson::Checked(false) => Ok(Self::Different),
-            VerifiedJson::Not(text) if text == NOT_ASKED => Ok(Self::NotAsked),
-            VerifiedJson::Not(text) if text == NOT_COMPARABLE => Ok(Self::NotComparable),
-            VerifiedJson::Not(text) => {
-                let known = format!("true, false, \"{NOT_ASKED}\" or \"{NOT_COMPARABLE}\"");
-                Err(format!("'{text}' is not {known}").into())
-            }
-        }
-    }
 }
 
 /// How long the guest stood still, in milliseconds, and what for. The parts follow each other and
@@ -232,6 +178,9 @@ pub struct Summary {
     pub throttled_ms: f64,
     /// Whether the target's disk was re-read and compared.
     pub verified: Verified,
+    /// How much of it was; absent when it was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compared: Option<Compared>,
     /// Why the disks are still on dray at the target, where QEMU was to have them at the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_released: Option<String>,

@@ -136,6 +136,7 @@ fn result_row(one: &MoveStatus) -> [String; 7] {
         Verified::Equal => "yes",
         Verified::Different => "no",
         Verified::NotComparable => "not comparable",
+        Verified::NothingCompared => "nothing compared",
         Verified::NotAsked => "not asked",
     });
     [

@@ -3,7 +3,9 @@
 use super::style::Style;
 use super::table::fields;
 use super::units::{bytes, count, counted, millis, seconds};
-use dray_api::{Downtime, Ending, ImageSummary, Predicted, Provided, Summary, Verified, WireBytes};
+use dray_api::{
+    Compared, Downtime, Ending, ImageSummary, Predicted, Provided, Summary, Verified, WireBytes,
+};
 
 /// A label and what stands beside it.
 type Labelled = (&'static str, String);
@@ -25,7 +27,7 @@ pub fn summary(summary: &Summary, detail: bool, style: Style) -> String {
     lines.extend(slowed(summary));
     lines.push(("remote reads", count(summary.remote_reads)));
     lines.extend(predicted(summary, style));
-    lines.push(("verified", verified(summary.verified, style)));
+    lines.extend(verified(summary.verified, summary.compared.as_ref(), style));
     lines.extend(summary.images.iter().filter_map(|image| qcow2(image, style)));
     lines.extend(not_released(summary, style));
     lines.push(("migration", style.dim(&summary.migration.to_string())));
@@ -197,15 +199,26 @@ fn qcow2(image: &ImageSummary, style: Style) -> Option<Labelled> {
     }
 }
 
-fn verified(verified: Verified, style: Style) -> String {
-    match verified {
+/// What verification has found, and how much it compared.
+fn verified(verified: Verified, compared: Option<&Compared>, style: Style) -> Vec<Labelled> {
+    let found = match verified {
         Verified::Equal => style.good("yes: the target was re-read and equals the source"),
         Verified::Different => style.bad("no: the target differs from the source"),
         Verified::NotComparable => {
             style.warn("not comparable: at the source, another image now has the name of an image")
         }
+        Verified::NothingCompared => style.warn("no: nothing could be compared"),
         Verified::NotAsked => "not asked (--verify)".to_owned(),
-    }
+    };
+    let mut lines = vec![("verified", found)];
+    let Some(Compared { blocks, of, why }) = compared else { return lines };
+    let amount = format!("{} of {} compared", count(*blocks), counted(*of, "block"));
+    // A guest that runs always writes some blocks: only when all are left out is the reason shown. It
+    // has a line for each part, so that the block fits into 80 columns.
+    let why = why.iter().filter(|_| verified == Verified::NothingCompared);
+    let why = why.flat_map(|why| why.split_inclusive("; ")).map(str::trim_end);
+    lines.extend(std::iter::once(&*amount).chain(why).map(|line| ("", style.dim(line))));
+    lines
 }
 
 /// Width of the totals, so that the parts of all lines begin below each other.
@@ -270,5 +283,21 @@ mod tests {
         assert_eq!(told(&image), Some(("qcow2", none.to_owned())));
         image.qcow2 = Some("vm.qcow2".into());
         assert_eq!(told(&image), Some(("qcow2", "vm.qcow2".to_owned())));
+    }
+
+    #[test]
+    fn what_was_not_compared_is_not_called_equal() {
+        let told = |found, blocks| {
+            let compared = Compared::new(blocks, 1024);
+            verified(found, Some(&compared), Style::default()).into_iter().map(|(_, text)| text)
+        };
+        let nothing: Vec<_> = told(Verified::NothingCompared, 0).collect();
+        assert_eq!(nothing[..2], ["no: nothing could be compared", "0 of 1,024 blocks compared"]);
+        assert!(nothing[2].contains("may have written") && nothing[3].contains("64 MiB"));
+        assert!(nothing.iter().all(|line| line.len() <= 63), "{nothing:?}");
+        let all: Vec<_> = told(Verified::Equal, 1024).collect();
+        assert_eq!(all[1..], ["1,024 of 1,024 blocks compared"]);
+        let most: Vec<_> = told(Verified::Equal, 1000).collect();
+        assert_eq!(most[1..], ["1,000 of 1,024 blocks compared"]);
     }
 }

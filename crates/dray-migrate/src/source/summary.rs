@@ -3,13 +3,13 @@
 use super::counts::{Counts, Mark};
 use super::report::Report;
 use dray_api::{
-    Ending, ErrorKind, ImageSummary, MigrationState, Phase, Predicted, Provided, Refusal, Summary,
-    Verified, WireBytes,
+    Compared, Ending, ErrorKind, ImageSummary, MigrationState, Phase, Predicted, Provided, Refusal,
+    Summary, Verified, WireBytes,
 };
 use dray_files::unix_ms;
 use dray_host::folder::intent::SourceImage;
 use dray_net::NetTotals;
-use dray_types::BLOCK_SIZE;
+use dray_types::{BLOCK_SIZE, BlockRange};
 use dray_wire::request::Base;
 
 impl Report {
@@ -39,12 +39,7 @@ impl Report {
 
     /// Everything is at the target and the target has told its part: the summary.
     pub(super) fn finish(&self) {
-        let verified = match self.verified {
-            None => Verified::NotAsked,
-            Some((_, 0)) => Verified::Equal,
-            Some(_) if self.incomparable => Verified::NotComparable,
-            Some(_) => Verified::Different,
-        };
+        let verified = outcome(self.verified, self.blocks(), self.incomparable);
         let error = self.flaw(verified);
         let summary = self.summary(verified);
         self.slot.board.change(|shown| {
@@ -80,6 +75,12 @@ impl Report {
         Some(Refusal::new(ErrorKind::Hypervisor, what, why).hint(hint))
     }
 
+    /// Blocks of all images.
+    fn blocks(&self) -> u64 {
+        let images = self.slot.intent().images;
+        images.iter().map(|image| BlockRange::whole(image.offer.len).len).sum()
+    }
+
     fn summary(&self, verified: Verified) -> Summary {
         let intent = self.slot.intent();
         let total = self.total();
@@ -111,6 +112,7 @@ impl Report {
             throttled_operations: total.slowed.operations,
             throttled_ms: total.slowed.nanos as f64 / 1e6,
             verified,
+            compared: self.verified.map(|(blocks, _)| Compared::new(blocks, self.blocks())),
             not_released: self.not_released.as_ref().map(|known| known.why.clone()),
             actual: total.predicted.as_ref().map(|_| self.actual(&total)),
             providers: self.providers(&total),
@@ -183,6 +185,18 @@ impl Report {
     }
 }
 
+/// What verification has come to, which found `different` of the blocks that it compared; `of` blocks are in the
+/// images. A block that was not compared is not known to be equal.
+fn outcome(verified: Option<(u64, u64)>, of: u64, incomparable: bool) -> Verified {
+    match verified {
+        None => Verified::NotAsked,
+        Some((0, _)) if of > 0 => Verified::NothingCompared,
+        Some((_, 0)) => Verified::Equal,
+        Some(_) if incomparable => Verified::NotComparable,
+        Some(_) => Verified::Different,
+    }
+}
+
 /// Blocks that the target had in a replica: of one that nobody vouches for, those that were found to be right.
 fn from_replica(image: &SourceImage, shared: u64, found: u64) -> u64 {
     match &image.base {
@@ -246,5 +260,20 @@ fn wire_bytes(totals: &NetTotals, hash: u64) -> WireBytes {
         memory: totals.memory_sent + totals.memory_received,
         control: totals.control_sent + totals.control_received,
         hash,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_compared_is_not_verified() {
+        assert_eq!(outcome(None, 8, false), Verified::NotAsked);
+        assert_eq!(outcome(Some((0, 0)), 8, false), Verified::NothingCompared);
+        assert_eq!(outcome(Some((0, 0)), 0, false), Verified::Equal, "there was nothing");
+        assert_eq!(outcome(Some((1, 0)), 8, false), Verified::Equal);
+        assert_eq!(outcome(Some((8, 1)), 8, false), Verified::Different);
+        assert_eq!(outcome(Some((8, 1)), 8, true), Verified::NotComparable);
     }
 }

@@ -96,6 +96,7 @@ pub fn summary() -> Summary {
         throttled_ms: 840.5,
         not_released: None,
         verified: Verified::Equal,
+        compared: Some(Compared::new(3_100_000, 3_145_728)),
         providers: vec![
             from("nas", Some(1 << 30), 900 << 20),
             from("replica at hostc", Some(512 << 20), 0),
