@@ -27,6 +27,11 @@ impl Origin {
         Self { id, runs }
     }
 
+    /// The number of the process.
+    pub(crate) fn id(&self) -> u128 {
+        self.id
+    }
+
     /// Whether it may still come again.
     pub(crate) fn runs(&self) -> bool {
         (self.runs)()
@@ -152,6 +157,11 @@ pub fn working_for<T>(client: &Arc<Client>, work: impl FnOnce() -> T) -> T {
 /// Whether the client that this thread works for is still there; true when it works for none.
 pub(crate) fn is_there() -> bool {
     CLIENT.with(|client| client.borrow().as_ref().is_none_or(|client| (client.is_there)()))
+}
+
+/// The process of the client that this thread works for, if it is known.
+pub(crate) fn process() -> Option<u128> {
+    CLIENT.with(|client| client.borrow().as_ref()?.origin().map(Origin::id))
 }
 
 /// The client that this thread works for, if it works for one.

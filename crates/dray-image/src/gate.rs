@@ -9,9 +9,10 @@
 //! | incoming | [`expect`](Gate::expect) | [`take_over`](Gate::take_over) | changes |
 //! | unstarted | [`await_start`](Gate::await_start) | [`start`](Gate::start), [`expect`](Gate::expect) | changes; the first one is told of |
 //! | parked | [`park`](Gate::park) | [`unpark`](Gate::unpark) | changes, reads |
+//! | reserved | [`reserve`](Gate::reserve) | [`unreserve`](Gate::unreserve) | changes, but for those of one process |
 //! | shut | [`shut`](Gate::shut), [`Quiesced::keep`] | [`unshut`](Gate::unshut) | everything |
 //!
-//! Whoever waits for one of the last four can be told to fail instead ([`fail`](Gate::fail)), until
+//! Whoever waits for one of the last five can be told to fail instead ([`fail`](Gate::fail)), until
 //! [`unfail`](Gate::unfail) or until the cause ends.
 //!
 //! Nothing is locked on the way through. A change announces itself in a counter and then looks at
@@ -35,6 +36,8 @@ const QUIESCED: u8 = 1;
 const INCOMING: u8 = 1 << 1;
 /// This host owns the image, and its guest may still go on elsewhere: changes wait.
 const UNSTARTED: u8 = 1 << 6;
+/// One process may change the image: changes of all others wait.
+const RESERVED: u8 = 1 << 7;
 /// Another host owns the image: changes and reads wait, a flush is answered.
 const PARKED: u8 = 1 << 2;
 /// Nobody vouches for the image: changes, reads and flushes wait.
@@ -47,7 +50,7 @@ const DRAINING: u8 = 1 << 5;
 /// What keeps reads out.
 const NO_READS: u8 = PARKED | SHUT;
 /// What a request can wait for so long that somebody may tell it to fail.
-const LASTING: u8 = INCOMING | UNSTARTED | PARKED | SHUT;
+const LASTING: u8 = INCOMING | UNSTARTED | RESERVED | PARKED | SHUT;
 
 /// How often who waits asks whether anybody still wants it.
 const LOOK: Duration = Duration::from_secs(1);
@@ -74,6 +77,8 @@ pub struct Gate {
     changed: Condvar,
     /// Told once that a change waits for the guest's start.
     first_change: Mutex<Option<ChangeWaits>>,
+    /// Whom it is reserved for; none is nobody.
+    holder: Mutex<Option<u128>>,
 }
 
 /// A change in flight; dropping it ends it.
@@ -116,6 +121,7 @@ impl Gate {
             lock: Mutex::new(()),
             changed: Condvar::new(),
             first_change: Mutex::new(None),
+            holder: Mutex::new(None),
         })
     }
 
@@ -155,21 +161,27 @@ impl Gate {
         self.state.store(state, Ordering::SeqCst);
     }
 
-    /// Waits while the gate is closed for one of the causes `causes` and somebody wants that. Whether anybody
-    /// does is asked after each wait, also after the last one.
+    /// Waits while the gate is closed for one of the causes `causes` and somebody wants that.
     fn wait_for(&self, causes: u8, is_wanted: &impl Fn() -> bool) -> Result<()> {
+        self.wait_while(|state| state & causes, is_wanted)
+    }
+
+    /// Waits while one of the causes of the gate's state `stops` it and somebody wants that. Whether anybody does is
+    /// asked after each wait, also after the last one.
+    fn wait_while(&self, stops: impl Fn(u8) -> u8, is_wanted: &impl Fn() -> bool) -> Result<()> {
         const WHAT: &str = "waiting for the image";
         loop {
             let held = self.lock();
             let state = self.state();
-            if state & causes == 0 {
+            let causes = stops(state);
+            if causes == 0 {
                 return Ok(());
             }
-            if state & FAILED != 0 && state & causes & LASTING != 0 {
+            if state & FAILED != 0 && causes & LASTING != 0 {
                 return Err(unavailable(WHAT));
             }
             // Also of one that has waited for something else until now.
-            let untold = state & causes & UNSTARTED != 0;
+            let untold = causes & UNSTARTED != 0;
             let tell = lock(&self.first_change).take_if(|_| untold);
             if let Some(tell) = tell {
                 drop(held);
@@ -187,12 +199,35 @@ impl Gate {
         }
     }
 
-    /// Lets a change begin, if the gate is open.
-    pub fn try_enter(&self) -> Option<Pass<'_>> {
+    /// Counts a change as in flight; whether it may begin is asked after that.
+    fn announce(&self) -> Pass<'_> {
         let (shard, phase) = (shard(SHARDS), self.phase.load(Ordering::Relaxed));
         self.shards[shard].in_flight[phase].fetch_add(1, Ordering::SeqCst);
-        let pass = Pass { gate: self, shard, phase };
+        Pass { gate: self, shard, phase }
+    }
+
+    /// Lets a change begin, if the gate is open.
+    pub fn try_enter(&self) -> Option<Pass<'_>> {
+        let pass = self.announce();
         (self.state() & !DRAINING == OPEN).then_some(pass)
+    }
+
+    /// Lets a change of `process` begin, if nothing keeps it back but that the gate is reserved, for it.
+    fn try_enter_reserved(&self, process: Option<u128>) -> Option<Pass<'_>> {
+        let pass = self.announce();
+        let reserved = self.state() & !(DRAINING | FAILED) == RESERVED;
+        (reserved && self.is_holder(process)).then_some(pass)
+    }
+
+    fn is_holder(&self, process: Option<u128>) -> bool {
+        process.is_some() && *lock(&self.holder) == process
+    }
+
+    /// What of `state` a change of `process` waits for.
+    fn stops(&self, state: u8, process: Option<u128>) -> u8 {
+        let causes = state & (QUIESCED | LASTING);
+        let passes = causes & RESERVED != 0 && self.is_holder(process);
+        if passes { causes & !RESERVED } else { causes }
     }
 
     /// Lets a change begin, as soon as the gate is open, if it `is_wanted` then. Of what need not wait nobody is
@@ -201,11 +236,27 @@ impl Gate {
     /// # Errors
     /// `Unavailable` when the gate was told to fail what waits, or when nobody wants the change any more.
     pub fn enter(&self, is_wanted: impl Fn() -> bool) -> Result<Pass<'_>> {
+        self.enter_as(|| None, is_wanted)
+    }
+
+    /// The same for a change of the process that `who` names, which is asked only of what has to wait.
+    ///
+    /// # Errors
+    /// As [`enter`](Self::enter).
+    pub fn enter_as(
+        &self,
+        who: impl FnOnce() -> Option<u128>,
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<Pass<'_>> {
+        if let Some(pass) = self.try_enter() {
+            return Ok(pass);
+        }
+        let process = who();
         loop {
-            if let Some(pass) = self.try_enter() {
+            if let Some(pass) = self.try_enter().or_else(|| self.try_enter_reserved(process)) {
                 return Ok(pass);
             }
-            self.wait_for(QUIESCED | LASTING, &is_wanted)?;
+            self.wait_while(|state| self.stops(state, process), &is_wanted)?;
         }
     }
 
@@ -214,9 +265,9 @@ impl Gate {
         self.state.load(Ordering::Acquire) & !DRAINING == OPEN
     }
 
-    /// True unless changes wait for a cause that may last.
+    /// True unless changes of everybody wait for a cause that may last.
     pub fn takes_changes(&self) -> bool {
-        self.state.load(Ordering::Acquire) & LASTING == 0
+        self.state.load(Ordering::Acquire) & LASTING & !RESERVED == 0
     }
 
     /// True when the image's reads pass here: for a look that does not wait.
@@ -350,6 +401,19 @@ impl Gate {
     /// another cause.
     pub fn unpark(&self) {
         self.change(PARKED | FAILED, OPEN);
+    }
+
+    /// From now on changes wait but for those of the process `holder`; of nobody's with none. Whoever needs that
+    /// no other change is in flight has it quiesced meanwhile.
+    pub fn reserve(&self, holder: Option<u128>) {
+        *lock(&self.holder) = holder;
+        self.change(OPEN, RESERVED);
+    }
+
+    /// Ends [`reserve`](Self::reserve). Does nothing to a gate that is closed for another cause.
+    pub fn unreserve(&self) {
+        self.change(RESERVED, OPEN);
+        *lock(&self.holder) = None;
     }
 
     /// Lets nothing pass from now on, whatever the gate is otherwise. What is in flight goes on, and

@@ -21,11 +21,17 @@ enum Step {
     TakeOver,
     AwaitStart,
     Start,
+    Reserve,
+    Unreserve,
     Fail,
     Unfail,
 }
 
-const ALL: [Step; 13] = [
+/// The process for which it is reserved, and another one.
+const HOLDER: Option<u128> = Some(7);
+const OTHER: Option<u128> = Some(8);
+
+const ALL: [Step; 15] = [
     Step::Quiesce,
     Step::Drop,
     Step::KeepAndDrop,
@@ -37,6 +43,8 @@ const ALL: [Step; 13] = [
     Step::TakeOver,
     Step::AwaitStart,
     Step::Start,
+    Step::Reserve,
+    Step::Unreserve,
     Step::Fail,
     Step::Unfail,
 ];
@@ -48,6 +56,7 @@ struct Model {
     parked: bool,
     incoming: bool,
     unstarted: bool,
+    reserved: bool,
     shut: bool,
     failed: bool,
 }
@@ -68,6 +77,8 @@ impl Model {
             Step::TakeOver => self.incoming = false,
             Step::AwaitStart => self.unstarted = true,
             Step::Start => self.unstarted = false,
+            Step::Reserve => self.reserved = true,
+            Step::Unreserve => self.reserved = false,
             Step::Fail => self.failed = true,
             Step::Unfail => self.failed = false,
         }
@@ -76,6 +87,11 @@ impl Model {
 
     /// Whether changes wait for a cause that may last.
     fn lasts(self) -> bool {
+        self.reserved || self.lasts_for_all()
+    }
+
+    /// Whether changes of everybody do.
+    fn lasts_for_all(self) -> bool {
         self.parked || self.incoming || self.unstarted || self.shut
     }
 
@@ -90,6 +106,12 @@ impl Model {
 
     fn changes(self) -> Outcome {
         let lasting = self.lasts();
+        self.outcome(lasting || self.quiesced, lasting)
+    }
+
+    /// Of the process for which the gate is reserved.
+    fn changes_of_holder(self) -> Outcome {
+        let lasting = self.lasts_for_all();
         self.outcome(lasting || self.quiesced, lasting)
     }
 
@@ -134,6 +156,8 @@ fn take(gate: &Arc<Gate>, guard: &mut Option<Quiesced>, model: &mut Model, step:
         Step::TakeOver => gate.take_over(),
         Step::AwaitStart => gate.await_start(Box::new(|| ())),
         Step::Start => gate.start(),
+        Step::Reserve => gate.reserve(HOLDER),
+        Step::Unreserve => gate.unreserve(),
         Step::Fail => {
             assert_eq!(gate.fail(), model.lasts(), "{model:?}");
         }
@@ -151,7 +175,15 @@ fn check(gate: &Gate, model: Model, steps: &[Step]) {
     // What would wait is not asked.
     if changes != Outcome::Waits {
         assert_eq!(gate.enter(|| true).is_ok(), changes == Outcome::Passes, "{label}");
+        let other = gate.enter_as(|| OTHER, || true);
+        assert_eq!(other.is_ok(), changes == Outcome::Passes, "{label}");
     }
+    let of_holder = model.changes_of_holder();
+    if of_holder != Outcome::Waits {
+        let entered = gate.enter_as(|| HOLDER, || true);
+        assert_eq!(entered.is_ok(), of_holder == Outcome::Passes, "{label}");
+    }
+    assert_eq!(gate.takes_changes(), !model.lasts_for_all(), "{label}");
     if reads != Outcome::Waits {
         let elsewhere = gate.enter_read(|| true).ok();
         assert_eq!(elsewhere, (reads == Outcome::Passes).then_some(model.incoming), "{label}");
@@ -185,6 +217,35 @@ fn whatever_begins_and_ends_only_what_no_cause_holds_back_passes() {
         }
     }
     println!("{tried} states");
+}
+
+/// Both came while the gate was quiesced, and wait.
+#[test]
+fn of_two_who_wait_only_the_one_for_whom_the_gate_is_reserved_goes_on() {
+    let gate = Gate::new();
+    let quiet = gate.quiesce(Duration::ZERO).unwrap();
+    let begins = |who| {
+        let gate = Arc::clone(&gate);
+        std::thread::spawn(move || gate.enter_as(|| who, || true).map(drop))
+    };
+    let (holder, others) = (begins(HOLDER), [OTHER, None].map(begins));
+    std::thread::sleep(Duration::from_millis(50));
+    gate.reserve(HOLDER);
+    assert!(!holder.is_finished(), "it is quiesced");
+    drop(quiet);
+    holder.join().unwrap().unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(others.iter().all(|other| !other.is_finished()));
+    gate.unreserve();
+    others.into_iter().for_each(|other| other.join().unwrap().unwrap());
+}
+
+#[test]
+fn a_gate_that_is_reserved_for_nobody_is_passed_by_nobody() {
+    let gate = Gate::new();
+    gate.reserve(None);
+    assert!(gate.fail());
+    assert!([HOLDER, None].iter().all(|who| gate.enter_as(|| *who, || true).is_err()));
 }
 
 #[test]

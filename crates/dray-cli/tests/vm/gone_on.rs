@@ -3,11 +3,14 @@
 
 use crate::failures::copying;
 use crate::home::assert_back_home;
+use crate::qcow2::assert_made;
 use crate::restart::start_with;
 use crate::stage::{Kind, PATIENCE, Stage, qmp};
 use dray_testkit::lab::Answer;
 use serde_json::{Value, json};
+use std::io::Write;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const FLATTEN: [&str; 2] = ["--chain", "flatten"];
@@ -90,4 +93,47 @@ fn a_guest_that_is_let_go_on_before_it_is_on_its_qcow2_stays_raw() {
     stage.quit_source();
     stage.finish_guest();
     stage.assert_images("b");
+}
+
+/// A client of the target's export of the raw image, which does what it is told.
+fn second_client(stage: &Stage) -> Child {
+    let socket = stage.lab.host("b").nbd_socket();
+    let uri = format!("nbd+unix:///disk0.raw?socket={}", socket.display());
+    let mut client = Command::new("qemu-io");
+    client.args(["-f", "raw", &uri]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut client = client.stderr(Stdio::piped()).spawn().expect("qemu-io");
+    // It is there when it has read something.
+    tell(&mut client, "read 0 4k");
+    std::thread::sleep(Duration::from_secs(1));
+    client
+}
+
+fn tell(client: &mut Child, command: &str) {
+    let said = client.stdin.as_mut().map(|stdin| writeln!(stdin, "{command}"));
+    said.expect("stdin").expect("it listens");
+}
+
+/// QEMU's mirror does not see what another client writes to the raw image: that would not be in the qcow2. The client
+/// is told that it was not written.
+#[test]
+fn another_clients_writes_are_held_back_from_a_guest_that_is_let_go_on_before_its_pivot() {
+    let Some(mut stage) = prepared("on-others", &QCOW2, ("b", "Qcow2Pivots")) else { return };
+    let mut client = second_client(&stage);
+    let migrate = stage.spawn(&[]);
+    stage.lab.host("b").wait_stopped(PATIENCE).expect("it comes to the step");
+    tell(&mut client, "write -f -P 0x5a 0 64k");
+    qmp(&stage.others_target_monitor(), CONT);
+    std::thread::sleep(Duration::from_millis(500));
+    stage.lab.host("b").go_on().expect("go on");
+    let answer = Answer::of(migrate).expect("answer");
+    assert_eq!(answer.code, 0, "{answer:?}\n{}", stage.logs());
+    let said = client.wait_with_output().expect("qemu-io");
+    if format!("{answer:?}").contains("stays_raw") {
+        // The agent has heard of it in time, and the raw image has everything.
+        return;
+    }
+    let said = format!("{said:?}");
+    assert!(said.contains("read 4096/4096"), "it was not there: {said}");
+    assert!(!said.contains("wrote") && said.contains("write failed"), "{said}\n{}", stage.logs());
+    assert_made(&mut stage);
 }

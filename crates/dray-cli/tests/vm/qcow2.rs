@@ -67,7 +67,7 @@ fn completes(stage: &Stage) {
 }
 
 /// The guest is on a sound qcow2 of its own, which has what it wrote.
-fn assert_made(stage: &mut Stage) {
+pub fn assert_made(stage: &mut Stage) {
     assert_eq!(files(stage), ["disk0.qcow2"], "{}", stage.logs());
     assert_eq!(node(stage), ("qcow2".into(), "node0".into()), "as at the source");
     stage.assert_guest_is_well();

@@ -208,6 +208,13 @@ impl Registry {
         self.lock_clients().get(name).is_some_and(KnownClients::any_runs)
     }
 
+    /// The processes that run and were attached to the image called `name`.
+    pub fn clients_that_run(&self, name: &str) -> Vec<Process> {
+        let all = self.lock_clients();
+        let known = all.get(name).into_iter().flat_map(|clients| &clients.known);
+        known.filter(|one| one.runs()).copied().collect()
+    }
+
     /// A process that uses the image although it may not be attached just now, as since a restart of the agent: it
     /// comes back, and finds what is there then. One that this agent has seen, and that is not attached any more,
     /// has left; but the VM of a disk that was adopted stays until that is released.

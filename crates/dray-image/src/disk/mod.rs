@@ -22,7 +22,7 @@ use crate::snapshot::{self, Keeper, Snapshot, Spill};
 use crate::stats::DiskStats;
 use crate::stats::{Counter, Counters};
 use crate::tracker::{DirtyRuns, Tracker};
-use crate::{Error, ErrorKind, Image, Result};
+use crate::{Error, ErrorKind, Image, Origin, Result};
 use brake::Brake;
 use dray_heat::{AccessLog, Op};
 use dray_types::{BlockRange, BlockSet};
@@ -152,6 +152,17 @@ impl Disk {
     pub fn unpark(&self) {
         self.missing.set_failed(false);
         self.gate.unpark();
+    }
+
+    /// From now on only the clients of one process change the disk, `holder`, or nobody does; the changes of all
+    /// others wait. To be said of a disk that is quiet: what is in flight goes on.
+    pub fn reserve(&self, holder: Option<&Origin>) {
+        self.gate.reserve(holder.map(Origin::id));
+    }
+
+    /// Ends [`reserve`](Self::reserve): what waits goes on, unless the disk is closed for another cause.
+    pub fn unreserve(&self) {
+        self.gate.unreserve();
     }
 
     /// Nothing passes from now on, whatever the disk is otherwise: guest reads, writes and flushes

@@ -49,7 +49,7 @@ impl Disk {
             self.brake.wait(self.new_dirty(touched));
         }
         let began = self.meter.is_on().then(Instant::now);
-        let _pass = self.gate.enter(client::is_there)?;
+        let _pass = self.gate.enter_as(client::process, client::is_there)?;
         // Right before the change: what comes first may take long.
         let apply = |durable| self.check_client().and_then(|()| apply(durable));
         let noted = self.history.begin(touched.all)?;

@@ -9,6 +9,11 @@
 //! A connection that closes and an answer that does not come say nothing of where the disk is. While its
 //! process runs, only the VM can say that, once it was asked to complete the mirror. Until it does both files
 //! stay as they are, the raw image is parked, and the VM is asked again (`recover`).
+//!
+//! A guest that somebody lets go on writes through QEMU's mirror, so to both files. What any other client of the raw
+//! image writes is in that alone: it is held back until it is known where the disk is (`others`).
+
+mod others;
 
 use super::daemon_place;
 use super::fresh::{self, Fresh, Progress, qcow2_path};
@@ -105,13 +110,16 @@ fn decide(said: Said, done: bool, named: bool) -> Option<On> {
 }
 
 /// Asks the VM where it has the disk, and removes there what is left of the other side.
-async fn ask(qmp: &Qmp, entry: &Entry, swap: &Swap) -> io::Result<On> {
+async fn ask(registry: &Registry, qmp: &Qmp, entry: &Entry, swap: &Swap) -> io::Result<On> {
     let plan = plan_of(swap)?;
     let layers = slice::from_ref(&plan);
     let seen = flatten::look(qmp, layers).await.map_err(io::Error::other)?;
     if seen != Some(On::Chain) {
         // A guest that was let go on may wait for its writes, and QEMU for them with what it is asked to remove. As
         // long as the mirror is there both files get what the guest writes, and it is cancelled now.
+        if seen.is_none() {
+            hold_others_back(registry, entry, swap)?;
+        }
         open_raw(entry, swap)?;
     }
     let on = match (seen, flatten::settle(qmp, layers).await) {
@@ -128,7 +136,13 @@ async fn ask(qmp: &Qmp, entry: &Entry, swap: &Swap) -> io::Result<On> {
     Ok(on)
 }
 
-/// The raw image is the truth, and may be written to.
+/// Only the VM's QEMU changes the raw image until it is known where the disk is.
+fn hold_others_back(registry: &Registry, entry: &Entry, swap: &Swap) -> io::Result<()> {
+    let names = names(swap)?;
+    block_in_place(|| others::hold_back(registry, entry, &names, swap.qemu.as_ref()))
+}
+
+/// The raw image has everything, and may be written to by whoever is not held back.
 fn open_raw(entry: &Entry, swap: &Swap) -> io::Result<()> {
     hide(swap)?;
     entry.disk.unpark();
@@ -139,9 +153,14 @@ fn open_raw(entry: &Entry, swap: &Swap) -> io::Result<()> {
 ///
 /// # Errors
 /// Why that is not known.
-async fn where_is(entry: &Entry, swap: &Swap, qmp: Option<&Qmp>) -> io::Result<On> {
+async fn where_is(
+    registry: &Registry,
+    entry: &Entry,
+    swap: &Swap,
+    qmp: Option<&Qmp>,
+) -> io::Result<On> {
     let asked = match qmp {
-        Some(qmp) => Some(ask(qmp, entry, swap).await),
+        Some(qmp) => Some(ask(registry, qmp, entry, swap).await),
         None => None,
     };
     let said = match &asked {
@@ -249,7 +268,7 @@ async fn go_over(
     };
     abort::step("Qcow2Named");
     let mut quiet = Some(quiet);
-    let (pivoted, asked) = pivot(qmp, &plan, &swap, &stopped, &mut quiet).await;
+    let (pivoted, asked) = pivot((registry, entry), qmp, &plan, &swap, &stopped, &mut quiet).await;
     abort::step("Qcow2Pivoted");
     if stopped.check().is_err() {
         // Whoever has let the guest go on may stop it.
@@ -290,6 +309,7 @@ fn begin_swap(
 /// Puts the disk of a stopped guest, whose writes `quiet` holds back, on the qcow2. What came of that, and whether
 /// QEMU was asked to complete the mirror.
 async fn pivot(
+    (registry, entry): (&Registry, &Entry),
     qmp: &Qmp,
     plan: &LayerPlan,
     swap: &Swap,
@@ -301,8 +321,11 @@ async fn pivot(
         abort::step("Qcow2Pivots");
         stopped.check().map(|()| asked.store(true, Ordering::SeqCst))
     };
-    // What is written after that goes through the mirror, and so to both, until the disk is on the qcow2.
-    let may_open = || asked.load(Ordering::SeqCst) || block_in_place(|| give_up(swap));
+    // What the guest writes after that goes through the mirror, and so to both, until the disk is on the qcow2.
+    let may_open = || match asked.load(Ordering::SeqCst) {
+        true => hold_others_back(registry, entry, swap).is_ok(),
+        false => block_in_place(|| give_up(swap)),
+    };
     let pivoted = flatten::unflatten(qmp, slice::from_ref(plan), &may_pivot);
     let pivoted = held_back(pivoted, stopped, quiet, may_open).await;
     (pivoted, asked.load(Ordering::SeqCst))
@@ -316,7 +339,7 @@ async fn end_failed(
     swap: Swap,
     why: dray_qemu::Error,
 ) -> io::Result<()> {
-    match where_is(entry, &swap, Some(qmp)).await {
+    match where_is(registry, entry, &swap, Some(qmp)).await {
         Ok(On::Chain) => end_swap(registry, entry, swap, Some(qmp)).await,
         Ok(On::Export) => {
             stay(registry, entry, swap, Some(qmp)).await?;
@@ -337,6 +360,7 @@ fn set_swap(registry: &Registry, entry: &Entry, swap: Option<Swap>) -> io::Resul
 /// The disk is on the raw image: the qcow2 goes, and the guest goes on.
 async fn stay(registry: &Registry, entry: &Entry, swap: Swap, qmp: Option<&Qmp>) -> io::Result<()> {
     open_raw(entry, &swap)?;
+    others::let_go_on(entry);
     let_run(qmp, &swap).await?;
     set_swap(registry, entry, None).inspect_err(|_| runs_again(registry, entry))?;
     if let Err(why) = names(&swap)?.remove_chain() {
@@ -374,6 +398,7 @@ async fn end_swap(
     abort::step("Qcow2Done");
     entry.disk.park_now();
     entry.disk.fail_parked();
+    others::let_go_on(entry);
     let Some(qmp) = qmp else { return Ok(()) };
     if let Err(why) = note_made(registry, qmp, &plan_of(&swap)?, record_of(entry, &swap)?) {
         tracing::warn!(%why, "cannot note the options of a disk's nodes");
@@ -405,7 +430,7 @@ pub async fn settle_swap(
     swap: Swap,
     qmp: Option<&Qmp>,
 ) -> io::Result<()> {
-    match where_is(entry, &swap, qmp).await? {
+    match where_is(registry, entry, &swap, qmp).await? {
         On::Chain => end_swap(registry, entry, swap, qmp).await,
         On::Export => stay(registry, entry, swap, qmp).await,
     }

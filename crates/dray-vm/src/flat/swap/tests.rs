@@ -8,7 +8,7 @@ use dray_config::Config;
 use dray_host::process::QemuProcess;
 use dray_host::record::Adopted;
 use dray_host::store::Store;
-use dray_image::{Loss, LossLog, Past};
+use dray_image::{Client as Connection, Image, Loss, LossLog, Past, working_for};
 use dray_qemu::Pivot;
 use dray_serve::{Client, Exports};
 use serde_json::json;
@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 const QCOW2: &[u8] = b"everything";
@@ -221,6 +221,75 @@ fn a_disk_that_goes_over_is_served_to_nobody_who_comes() {
     assert!(open().is_err());
     host.recover();
     assert!(open().is_err());
+}
+
+/// A process that was attached to the raw image, with another file open.
+fn attached(exports: &ImageExports, open: impl Into<Stdio>) -> (Child, Arc<Connection>) {
+    let child = Command::new("cat").stdin(Stdio::piped()).stdout(open).spawn().unwrap();
+    let process = dray_serve::Process::find(child.id()).unwrap();
+    exports.attached("vm.raw", &Client { process: Some(process), user: Some(0) }, 1);
+    (child, Connection::of(Some(process.origin()), Arc::new(|| true)))
+}
+
+/// What a client writes to the raw image, when that is done.
+fn writes(
+    entry: &Arc<Entry>,
+    client: &Arc<Connection>,
+) -> std::thread::JoinHandle<dray_image::Result<()>> {
+    let (entry, client) = (Arc::clone(entry), Arc::clone(client));
+    std::thread::spawn(move || working_for(&client, || entry.disk.write_at(&[5; 512], 0, true)))
+}
+
+/// Somebody lets the guest go on when QEMU was asked to complete the mirror: what another client writes would be in
+/// the raw image alone.
+#[test]
+fn only_the_qemu_of_a_disk_that_goes_over_writes_to_the_raw_image() {
+    for (on, goes_through) in [(On::Chain, false), (On::Export, true)] {
+        let host = Host::new();
+        let entry = host.raw(false);
+        let exports = ImageExports(Arc::clone(&host.registry));
+        std::fs::write(host.names().image(), QCOW2).unwrap();
+        let (mut other, others) = attached(&exports, Stdio::null());
+        let (mut qemu, vm) = attached(&exports, File::open(host.names().image()).unwrap());
+        let remote = Connection::new(Arc::new(|| true));
+        let quiet = entry.disk.quiesce(QUIET).unwrap();
+        let waiting = [&others, &remote].map(|client| writes(&entry, client));
+        let guests = writes(&entry, &vm);
+        hold_others_back(&host.registry, &entry, &entry.record().swap.unwrap()).unwrap();
+        drop(quiet);
+        guests.join().unwrap().unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(waiting.iter().all(|write| !write.is_finished()), "{on:?}");
+        if on == On::Export {
+            assert!(give_up(&entry.record().swap.unwrap()));
+        }
+        host.recover();
+        for write in waiting {
+            assert_eq!(write.join().unwrap().is_ok(), goes_through, "{on:?}");
+        }
+        for child in [&mut other, &mut qemu] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
+/// Neither has the qcow2 open, and the monitor belongs to neither.
+#[test]
+fn of_two_clients_of_which_none_is_known_to_be_qemu_neither_writes() {
+    let host = Host::new();
+    let entry = host.raw(false);
+    let exports = ImageExports(Arc::clone(&host.registry));
+    std::fs::write(host.names().image(), QCOW2).unwrap();
+    let swap = entry.record().swap.unwrap();
+    let clients = [(); 2].map(|()| attached(&exports, Stdio::null()));
+    hold_others_back(&host.registry, &entry, &swap).unwrap_err();
+    entry.disk.fail_parked();
+    for (mut child, client) in clients {
+        writes(&entry, &client).join().unwrap().unwrap_err();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }
 
 /// While a disk changes place, whoever comes is refused, unless it is the QEMU whose disk it is: that has the file
