@@ -48,11 +48,16 @@ fn a_guest_that_is_let_go_on_while_it_is_flattened_stays_on_its_chain() {
     assert_eq!(answer.code, 6, "{answer:?}\n{}", stage.logs());
     let said = "somebody has let the guest go on while its disk was being exchanged";
     assert!(format!("{answer:?}").contains(said), "{answer:?}");
+    assert_cancelled(&mut stage);
+}
+
+/// The migration can be cancelled, and the guest is on its chain.
+fn assert_cancelled(stage: &mut Stage) {
     let a = stage.lab.host("a");
     let waits = a.wait_status(PATIENCE, |status: &Value| status["state"] == "prepared");
     let id = waits.expect("it is prepared")["migration"].as_str().expect("id").to_owned();
     stage.lab.host("a").json(&["cancel", &id]).expect("cancel");
-    assert_back_home(&mut stage);
+    assert_back_home(stage);
 }
 
 /// The writes of the guest are held back while its disk goes home, and QEMU would wait for them with all that it does.
@@ -136,4 +141,23 @@ fn another_clients_writes_are_held_back_from_a_guest_that_is_let_go_on_before_it
     assert!(said.contains("read 4096/4096"), "it was not there: {said}");
     assert!(!said.contains("wrote") && said.contains("write failed"), "{said}\n{}", stage.logs());
     assert_made(&mut stage);
+}
+
+/// The disk stays on its chain, and what another client writes meanwhile is not there: it is told so.
+#[test]
+fn another_clients_writes_are_not_taken_by_a_disk_that_stays_on_its_chain() {
+    let Some(mut stage) = prepared("on-stays", &FLATTEN, ("a", "FlattenStopped")) else { return };
+    let migrate = stage.spawn(&[]);
+    stage.lab.host("a").wait_stopped(PATIENCE).expect("it comes to the step");
+    let name = stage.image("a", 0).file_name().expect("a name").to_string_lossy().into_owned();
+    let uri = format!("nbd+unix:///{name}?socket={}", stage.lab.host("a").nbd_socket().display());
+    let mut client = Command::new("qemu-io");
+    client.args(["-f", "raw", "-c", "write -f -P 0x5a 0 64k", &uri]);
+    let client = client.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("qemu-io");
+    go_on_before(&stage, "a", &stage.other_monitor());
+    let answer = Answer::of(migrate).expect("answer");
+    assert_eq!(answer.code, 6, "{answer:?}\n{}", stage.logs());
+    let said = format!("{:?}", client.wait_with_output().expect("qemu-io"));
+    assert!(!said.contains("wrote"), "{said}\n{}", stage.logs());
+    assert_cancelled(&mut stage);
 }

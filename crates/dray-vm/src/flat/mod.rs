@@ -22,6 +22,7 @@ pub mod fresh;
 pub mod layer;
 mod maker;
 mod merge;
+mod others;
 mod server;
 pub mod swap;
 pub mod turn;

@@ -2,7 +2,7 @@
 
 use super::FlatDisks;
 use crate::flat::barred::chain_error;
-use crate::flat::{QUIET, held_back, layers_of, names_of};
+use crate::flat::{QUIET, held_back, layers_of, names_of, others};
 use crate::look::process_of;
 use crate::released::taking::export;
 use crate::{own_files, qemu_error};
@@ -71,6 +71,8 @@ impl FlatDisks<'_> {
         let failed = |why: dray_qemu::Error| qemu_error(what, &why);
         let layers = layers_of(&entry.record()).map_err(|why| io_error(what, why))?;
         let _taking = entry.flat.as_ref().map(Flat::take);
+        // What somebody else writes before its disk is there is lost if that comes to nothing.
+        others::hold_all_back(entry);
         let stopped = Stopped::begin(qmp, running).await.map_err(failed);
         let mut held = None;
         let turned = match &stopped {
@@ -88,9 +90,15 @@ impl FlatDisks<'_> {
             // What is written to the overlay alone, or to the chain alone, would be lost if it is the other one.
             held.take().map_or_else(|| entry.disk.park_now(), |held| entry.disk.park(held));
         }
+        if matches!(on, Ok(On::Chain)) {
+            // Whoever waits would write to what goes.
+            entry.disk.park_now();
+            entry.disk.fail_parked();
+        }
         drop(held);
         if matches!(on, Ok(On::Export)) {
             entry.disk.unpark();
+            others::let_go_on(entry);
         }
         self.let_go_on(what, qmp, entry, running).await?;
         let ended = self.end_on(qmp, entry, on);
@@ -120,7 +128,7 @@ impl FlatDisks<'_> {
         let may_pivot = || stopped.check().map(|()| pivots.store(true, Ordering::SeqCst));
         let flattened = flatten::flatten(qmp, layers, &export, &may_pivot);
         let may_open = || match pivots.load(Ordering::SeqCst) {
-            true => block_in_place(|| self.hide_chain(entry)).is_ok(),
+            true => self.open_to_vm(entry),
             // The mirror fails with its writes here, and the guest goes on with the chain alone.
             false => {
                 entry.disk.park_now();
@@ -134,6 +142,17 @@ impl FlatDisks<'_> {
         self.hide_chain(entry).map_err(|why| io_error(what, why))?;
         abort::before(|| vec!["FlattenHidden".to_owned()]);
         Ok(())
+    }
+
+    /// The guest goes on: once the chain is hidden, its QEMU may write to the overlay. Whether it may.
+    fn open_to_vm(&self, entry: &Entry) -> bool {
+        let opened = block_in_place(|| {
+            self.hide_chain(entry)?;
+            let record = entry.record();
+            let monitor = record.adopted.as_ref().and_then(|adopted| adopted.qemu.as_ref());
+            others::hold_back(self.registry, entry, &names_of(&record)?, monitor)
+        });
+        opened.is_ok()
     }
 
     /// Back on the chain, while the overlay is empty. A disk that cannot be put back stays where it
@@ -164,8 +183,7 @@ impl FlatDisks<'_> {
             on_chain()?;
             let pivots = AtomicBool::new(false);
             let may_pivot = || stopped.check().map(|()| pivots.store(true, Ordering::SeqCst));
-            let hides = || block_in_place(|| self.hide_chain(entry)).is_ok();
-            let may_open = || !pivots.load(Ordering::SeqCst) && hides();
+            let may_open = || !pivots.load(Ordering::SeqCst) && self.open_to_vm(entry);
             let home = flatten::unflatten(qmp, layers, &may_pivot);
             held_back(home, stopped, held, may_open).await.map_err(io::Error::other)
         };

@@ -6,7 +6,7 @@
 
 use super::{FlatDisks, is_under_way, turn_of};
 use crate::flat::swap::settle_swap;
-use crate::flat::{layers_of, names_of};
+use crate::flat::{layers_of, names_of, others};
 use crate::hypervisor::Hypervisor;
 use crate::own;
 use dray_host::record::ImageRecord;
@@ -59,6 +59,7 @@ impl FlatDisks<'_> {
                     self.read_again(flat);
                 }
                 entry.disk.unpark();
+                others::let_go_on(entry);
             }
         }
         let goes_on = self.let_go_on("cannot let a guest continue", qmp, entry, turn.running).await;
@@ -76,6 +77,7 @@ impl FlatDisks<'_> {
         }
         self.hide_chain(entry)?;
         entry.disk.unpark();
+        others::let_go_on(entry);
         self.end_turn(entry)
     }
 }

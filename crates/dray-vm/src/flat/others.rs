@@ -1,7 +1,7 @@
-//! Who else changes a raw image whose disk goes over to a qcow2: everybody but the QEMU of its VM.
+//! Who else changes the image of a disk that is being exchanged: everybody but the QEMU of its VM.
 //!
-//! QEMU's mirror writes to both files what its guest writes. It sees nothing of what other clients of the export
-//! write, so the qcow2 would lack that. They wait until it is known where the disk is: then they go on, or fail.
+//! QEMU's mirror writes to both sides what its guest writes. It sees nothing of what other clients of the export
+//! write, so the other side would lack that. They wait until it is known where the disk is: then they go on, or fail.
 
 use dray_host::process::QemuProcess;
 use dray_host::registry::{Entry, Process, Registry};
@@ -9,8 +9,8 @@ use dray_image::{FileId, ImageNames, has_open};
 use std::fs;
 use std::io;
 
-/// From now on only the VM's QEMU changes the raw image of `entry`. `names`: those of the qcow2; `monitor`: the process
-/// that made the socket of QEMU's monitor, which need not be QEMU.
+/// From now on only the VM's QEMU changes the image of `entry`. `names`: those of what is on the other side, which QEMU
+/// has open; `monitor`: the process that made the socket of QEMU's monitor, which need not be QEMU.
 ///
 /// # Errors
 /// When it cannot be found out which process it is: then nobody changes the image.
@@ -34,6 +34,11 @@ pub(super) fn hold_back(
     Err(io::Error::other("it is not known which client of the image is its vm's QEMU"))
 }
 
+/// From now on nobody changes the image of `entry`: its disk is not there yet.
+pub(super) fn hold_all_back(entry: &Entry) {
+    entry.disk.reserve(None);
+}
+
 /// It is known where the disk is: whoever was held back goes on, if the image is open.
 pub(super) fn let_go_on(entry: &Entry) {
     entry.disk.unreserve();
@@ -45,20 +50,20 @@ fn files(names: &ImageNames) -> Vec<FileId> {
     found.into_iter().flatten().map(|file| FileId::of(&file)).collect()
 }
 
-/// The VM's QEMU: the one that has the qcow2 open, else the monitor's process, else the only client.
+/// The VM's QEMU: the one that has one of `files` open, else the monitor's process, else the only client.
 fn vm_among(
     clients: &[Process],
-    qcow2: &[FileId],
+    files: &[FileId],
     monitor: Option<&QemuProcess>,
 ) -> Option<Process> {
-    let has_qcow2 =
-        |one: &&Process| qcow2.iter().any(|file| has_open(one.pid, *file).unwrap_or(false));
+    let has_file =
+        |one: &&Process| files.iter().any(|file| has_open(one.pid, *file).unwrap_or(false));
     let has_monitor = |one: &&Process| {
         monitor.is_some_and(|qemu| {
             u32::try_from(qemu.pid) == Ok(one.pid) && qemu.started == one.started
         })
     };
     let only = || clients.first().filter(|_| clients.len() == 1);
-    let found = clients.iter().find(has_qcow2).or_else(|| clients.iter().find(has_monitor));
+    let found = clients.iter().find(has_file).or_else(|| clients.iter().find(has_monitor));
     found.or_else(only).copied()
 }
