@@ -50,20 +50,22 @@ fn files(names: &ImageNames) -> Vec<FileId> {
     found.into_iter().flatten().map(|file| FileId::of(&file)).collect()
 }
 
-/// The VM's QEMU: the one that has one of `files` open, else the monitor's process, else the only client.
+/// The VM's QEMU: the one that has one of `files` open, else the monitor's process, else the only client, of which it
+/// cannot be seen what it has open.
 fn vm_among(
     clients: &[Process],
     files: &[FileId],
     monitor: Option<&QemuProcess>,
 ) -> Option<Process> {
-    let has_file =
-        |one: &&Process| files.iter().any(|file| has_open(one.pid, *file).unwrap_or(false));
+    let has = |one: &Process, file: &FileId| has_open(one.pid, *file);
+    let has_file = |one: &&Process| files.iter().any(|file| has(one, file).unwrap_or(false));
+    let is_unseen = |one: &&Process| files.iter().any(|file| has(one, file).is_err());
     let has_monitor = |one: &&Process| {
         monitor.is_some_and(|qemu| {
             u32::try_from(qemu.pid) == Ok(one.pid) && qemu.started == one.started
         })
     };
-    let only = || clients.first().filter(|_| clients.len() == 1);
+    let only = || clients.first().filter(|_| clients.len() == 1).filter(is_unseen);
     let found = clients.iter().find(has_file).or_else(|| clients.iter().find(has_monitor));
     found.or_else(only).copied()
 }

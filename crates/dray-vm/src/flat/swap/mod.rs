@@ -11,7 +11,7 @@
 //! stay as they are, the raw image is parked, and the VM is asked again (`recover`).
 //!
 //! A guest that somebody lets go on writes through QEMU's mirror, so to both files. What any other client of the raw
-//! image writes is in that alone: it is held back until it is known where the disk is ([`others`]).
+//! image writes is in that alone: it is held back until it is known where the disk is (`others`).
 
 use super::daemon_place;
 use super::fresh::{self, Fresh, Progress, qcow2_path};
