@@ -2,7 +2,7 @@
 //!
 //! Reading finds everything that is wrong with the text; [`Config::check`] finds what is wrong
 //! with the host: files, certificates, directories. [`pool`] keeps every path inside its pool (I7).
-//! [`explain`] says who can reach what on such a host, and [`unit`] what systemd lets the agent reach.
+//! [`explain`] says who can reach what on such a host, and [`unit`](mod@unit) what systemd lets the agent reach.
 //! [`start`] says with what an agent starts when the file is not good, or not there.
 //!
 //! ```

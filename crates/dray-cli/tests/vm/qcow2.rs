@@ -213,7 +213,7 @@ fn a_disk_of_which_no_qcow2_can_be_made_arrives_raw() {
     let summary = stage.migrate(&[]).expect("it moves all the same");
     let image = &summary["images"][0];
     let why = image["stays_raw"].as_str().unwrap_or_default();
-    assert!(why.contains("No such file") && image["qcow2"].is_null(), "{summary:#}");
+    assert!(why.contains("there is no program") && image["qcow2"].is_null(), "{summary:#}");
     assert_eq!(files(&stage), ["disk0.raw"], "{}", stage.logs());
     assert_eq!(node(&stage).0, "file");
     stage.assert_guest_is_well();
