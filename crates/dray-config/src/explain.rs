@@ -155,18 +155,12 @@ fn pools(config: &Config) -> WayIn {
     }
 }
 
-/// Who may put files into a folder, as the file system says.
+/// Whose a folder is: who else may write to it, the agent does not use it.
 fn access(folder: &Path) -> String {
     match folder.metadata() {
         Ok(meta) => {
             let mode = meta.mode() & 0o7777;
-            let (user, group) = (meta.uid(), meta.gid());
-            let written = match (mode & 0o020 != 0, mode & 0o002 != 0) {
-                (_, true) => "written by everybody",
-                (true, false) => "written by its user and group",
-                (false, false) => "written by its user alone",
-            };
-            format!("{written} (user {user}, group {group}, mode {mode:04o})")
+            format!("of user {} and group {}, mode {mode:04o}", meta.uid(), meta.gid())
         }
         Err(why) => format!("which cannot be looked at: {why}"),
     }
@@ -213,7 +207,7 @@ mod tests {
             "  backup1  read vm*",
             "           read and write x",
             "  hostb  write, read and delete nothing",
-            "  ssd  /, written by its user alone (user 0,",
+            "  ssd  /, of user 0 and group 0, mode ",
         ];
         for row in rows {
             assert!(text.lines().any(|line| line.starts_with(row)), "{row} in\n{text}");

@@ -53,6 +53,16 @@ fn dies_before(stage: &mut Stage, step: &str) -> Child {
     migrate
 }
 
+/// A migration whose target has not reached the guest, because somebody else has its monitor, and does `meanwhile`.
+fn waits_unreached(stage: &mut Stage, meanwhile: impl FnOnce(&Stage)) -> (Child, UnixStream) {
+    let migrate = dies_before(stage, "Journal-GuestStarting");
+    let taken = UnixStream::connect(stage.target_qmp()).expect("the monitor");
+    meanwhile(stage);
+    stage.lab.host("b").start().expect("restart");
+    says_so(stage, "b");
+    (migrate, taken)
+}
+
 /// The migration ends well, and says nothing of what it has waited for.
 fn is_moved(stage: &Stage, migrate: Child) {
     let answer = Answer::of(migrate).expect("answer");
@@ -110,11 +120,9 @@ fn a_guest_that_its_user_started_before_it_was_reached_stays() {
     let Some(mut stage) = Stage::new("unstarted-gone-on", &[Kind::Plain], 2_000_000) else {
         return;
     };
-    let migrate = dies_before(&mut stage, "Journal-GuestStarting");
-    let taken = UnixStream::connect(stage.target_qmp()).expect("the monitor");
-    others(&stage, "cont");
-    stage.lab.host("b").start().expect("restart");
-    says_so(&stage, "b");
+    let (migrate, taken) = waits_unreached(&mut stage, |stage| {
+        others(stage, "cont");
+    });
     says_so(&stage, "a");
     assert_eq!(state(&stage), "running");
     drop(taken);
@@ -129,12 +137,9 @@ fn what_another_client_has_written_before_the_guest_was_reached_stays() {
     let Some(mut stage) = Stage::new("unstarted-written", &[Kind::Resident], 2_000_000) else {
         return;
     };
-    let migrate = dies_before(&mut stage, "Journal-GuestStarting");
-    let taken = UnixStream::connect(stage.target_qmp()).expect("the monitor");
-    let b = stage.lab.host("b");
-    b.start().expect("restart");
-    says_so(&stage, "b");
-    let uri = format!("nbd+unix:///disk0.raw?socket={}", b.nbd_socket().display());
+    let (migrate, taken) = waits_unreached(&mut stage, |_| ());
+    let socket = stage.lab.host("b").nbd_socket();
+    let uri = format!("nbd+unix:///disk0.raw?socket={}", socket.display());
     let io = |command: &str| tools::run("qemu-io", &["-f", "raw", "-c", command, &uri]);
     io("write -f -P 0x5a 0 64k").expect("it is written and flushed");
     stage.target.as_mut().expect("target").kill().expect("kill");

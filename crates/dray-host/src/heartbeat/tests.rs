@@ -251,6 +251,8 @@ impl Host {
         let file = beat.open().unwrap();
         file.write_at(&encode(&known.id, Times { kept, ..known.times }), 0).unwrap();
         file.touch(last).unwrap();
+        // The system has written it down by then: of what it had not, no power cut is told.
+        file.sync().unwrap();
     }
 
     fn edit(&self) {

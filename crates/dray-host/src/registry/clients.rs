@@ -5,46 +5,18 @@
 //! place, into room that was taken when the image came, so that it can be written when the state
 //! directory is full; a list that cannot be read names nobody.
 
+use super::processes::{Process, boot_id, decode, encode};
 use super::{Entry, Registry};
-use crate::process::{QemuProcess, started, user_of};
+use crate::process::QemuProcess;
 use crate::record::{CopyState, ImageRecord};
 use dray_files::StatePath;
 use dray_files::files::BOOT_LEN;
 use std::io;
-use xxhash_rust::xxh3::xxh3_64;
 
 /// Processes that are remembered of one image: a disk has one QEMU, and now and then a tool.
-pub(super) const MOST: usize = 24;
+const MOST: usize = 24;
 /// Bytes of the file: a sector, so that a write of it is not torn.
 const LEN: usize = 512;
-const MAGIC: &[u8; 8] = b"DRAYCLI1";
-const COUNT_AT: usize = MAGIC.len() + BOOT_LEN;
-const LIST_AT: usize = COUNT_AT + 4;
-const PROCESS_LEN: usize = 12;
-const SUM_AT: usize = LEN - 8;
-
-/// A process. Its number alone may be another's tomorrow; with its start it is nobody else's until
-/// the host boots again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Process {
-    /// Its number.
-    pub pid: u32,
-    /// When it was started, in clock ticks since the host booted.
-    pub started: u64,
-}
-
-impl Process {
-    /// Whether it has not ended.
-    pub(super) fn runs(&self) -> bool {
-        i32::try_from(self.pid).ok().and_then(started) == Some(self.started)
-    }
-
-    /// The user with whose rights it opens files; none when it has ended.
-    pub fn user(&self) -> Option<u32> {
-        let user = user_of(i32::try_from(self.pid).ok()?)?;
-        self.runs().then_some(user)
-    }
-}
 
 /// The clients of one image.
 pub(super) struct KnownClients {
@@ -88,7 +60,7 @@ impl KnownClients {
     /// # Errors
     /// What the file system reports.
     pub(super) fn make(path: &StatePath) -> io::Result<()> {
-        path.create()?.write_at(&encode(&boot_id(path), &[]), 0)
+        path.create()?.write_at(&encode(&boot_id(path), &[], LEN), 0)
     }
 
     /// Whether the process was attached.
@@ -166,7 +138,7 @@ impl KnownClients {
             self.known.remove(ended);
         }
         self.known.push(process);
-        let bytes = encode(&self.boot, &self.known);
+        let bytes = encode(&self.boot, &self.known, LEN);
         let file = self.path.open_or_create();
         if let Err(why) = file.and_then(|file| file.write_at(&bytes, 0)) {
             // Its requests fail instead of waiting if the agent comes back and cannot serve them.
@@ -270,43 +242,10 @@ impl Registry {
     }
 }
 
-/// The id of this boot; without one nobody is known to the next process.
-pub(super) fn boot_id(path: &StatePath) -> [u8; BOOT_LEN] {
-    path.files().boot().unwrap_or([0; BOOT_LEN])
-}
-
-pub(super) fn encode(boot: &[u8; BOOT_LEN], known: &[Process]) -> [u8; LEN] {
-    let mut bytes = [0; LEN];
-    bytes[..MAGIC.len()].copy_from_slice(MAGIC);
-    bytes[MAGIC.len()..COUNT_AT].copy_from_slice(boot);
-    bytes[COUNT_AT..LIST_AT].copy_from_slice(&(known.len() as u32).to_le_bytes());
-    for (place, process) in bytes[LIST_AT..SUM_AT].chunks_exact_mut(PROCESS_LEN).zip(known) {
-        place[..4].copy_from_slice(&process.pid.to_le_bytes());
-        place[4..].copy_from_slice(&process.started.to_le_bytes());
-    }
-    let sum = xxh3_64(&bytes[..SUM_AT]);
-    bytes[SUM_AT..].copy_from_slice(&sum.to_le_bytes());
-    bytes
-}
-
-pub(super) fn decode(bytes: &[u8], boot: &[u8; BOOT_LEN]) -> Option<Vec<Process>> {
-    let whole = bytes.len() == LEN && bytes[SUM_AT..] == xxh3_64(&bytes[..SUM_AT]).to_le_bytes();
-    if !whole || !bytes.starts_with(MAGIC) || bytes[MAGIC.len()..COUNT_AT] != boot[..] {
-        return None;
-    }
-    let count = u32::from_le_bytes(bytes[COUNT_AT..LIST_AT].try_into().ok()?) as usize;
-    let process = |place: &[u8]| {
-        Some(Process {
-            pid: u32::from_le_bytes(place[..4].try_into().ok()?),
-            started: u64::from_le_bytes(place[4..].try_into().ok()?),
-        })
-    };
-    bytes[LIST_AT..SUM_AT].chunks_exact(PROCESS_LEN).take(count.min(MOST)).map(process).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::started;
 
     fn process(pid: u32) -> Process {
         Process { pid, started: 1 << 40 | u64::from(pid) }
@@ -390,18 +329,5 @@ mod tests {
         known.admitted = Some(Admitted { process: own, at_ms: 1 });
         assert_eq!(holder(&known, ENTERING_MS), Some(own));
         assert_eq!(holder(&known, ENTERING_MS + 1), None, "it has only looked");
-    }
-
-    #[test]
-    fn a_list_of_another_boot_or_a_damaged_one_names_nobody() {
-        let bytes = encode(&[b'a'; BOOT_LEN], &[process(1), process(2)]);
-        assert_eq!(decode(&bytes, &[b'a'; BOOT_LEN]), Some(vec![process(1), process(2)]));
-        assert_eq!(decode(&bytes, &[b'b'; BOOT_LEN]), None);
-        for at in 0..LEN {
-            let mut damaged = bytes;
-            damaged[at] ^= 1;
-            assert_eq!(decode(&damaged, &[b'a'; BOOT_LEN]), None, "byte {at}");
-        }
-        assert_eq!(decode(&bytes[..100], &[b'a'; BOOT_LEN]), None);
     }
 }

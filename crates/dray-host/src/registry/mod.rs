@@ -14,7 +14,7 @@
 //! * [`growth`]: how long an image is when its file has grown. [`short`]: files that have become shorter.
 //!   [`changed`]: copies that somebody has written to.
 //! * [`seen`]: what can be seen of an image. [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
-//!   [`past`]: VMs that have left.
+//!   [`past`]: VMs that have left. [`processes`]: lists of processes.
 
 mod changed;
 mod claims;
@@ -32,6 +32,7 @@ mod lossy;
 mod names;
 mod operations;
 mod past;
+mod processes;
 mod releases;
 mod removal;
 mod seen;
@@ -42,11 +43,11 @@ mod tests;
 mod used;
 
 pub use claims::Claimed;
-pub use clients::Process;
 pub use closed::{Closed, Reason};
 pub use entry::Entry;
 pub use files::{is_device, real_path};
 pub use operations::{NotTaken, Operation};
+pub use processes::Process;
 
 pub use seen::Objection;
 pub use surroundings::Surroundings;

@@ -5,13 +5,15 @@
 //! The list outlives the agent and not the host, and what becomes of the images changes nothing in it. It is written in
 //! place, so that it can be written when the state directory is full.
 
-use super::clients::{MOST, Process, boot_id, decode, encode};
+use super::processes::{Process, boot_id, decode, encode, room_in};
 use super::{Entry, Registry};
-use crate::process::QemuProcess;
+use crate::process::{QemuProcess, boot};
 use dray_files::StatePath;
-
 use dray_image::{Disk, Error, ErrorKind, Extent, Geometry, Image, Result, ZeroMode};
 use std::sync::Arc;
+
+/// Bytes of the list's file: room for some hundreds of QEMUs that nobody has ended.
+const LEN: usize = 4096;
 
 /// An image as such a QEMU sees it: nothing is read and nothing is changed.
 pub(super) struct PastImage(pub(super) Arc<Disk>);
@@ -73,7 +75,7 @@ impl PastVms {
         past
     }
 
-    /// Its VM has left, or will not come to it any more.
+    /// Its VM has left.
     fn note(&mut self, process: Process) {
         if self.all.contains(&process) {
             return;
@@ -85,8 +87,8 @@ impl PastVms {
 
     /// Of more than there is room for, the next agent knows the youngest.
     fn write(&self) {
-        let first = self.all.len().saturating_sub(MOST);
-        let bytes = encode(&boot_id(&self.path), &self.all[first..]);
+        let first = self.all.len().saturating_sub(room_in(LEN));
+        let bytes = encode(&boot_id(&self.path), &self.all[first..], LEN);
         if let Err(why) = self.path.open_or_create().and_then(|file| file.write_at(&bytes, 0)) {
             tracing::warn!(%why, "cannot note which QEMUs are of VMs that have left this host");
         }
@@ -94,20 +96,24 @@ impl PastVms {
 }
 
 impl Registry {
-    /// The VM of this QEMU has left this host: should the process go on running, it has nothing to do with any image any
-    /// more.
-    pub fn vm_has_left(&self, qemu: &QemuProcess) {
-        if let Ok(pid) = u32::try_from(qemu.pid)
-            && qemu.runs()
-        {
-            self.past_vms.lock().note(Process { pid, started: qemu.started });
+    /// The VM behind this monitor has left this host with the image called `name`: should its QEMU go on running, that has
+    /// nothing to do with any image any more. The monitor's socket may have been made by a manager, which has other VMs:
+    /// only a process that was attached to the image is the QEMU.
+    pub fn vm_has_left(&self, name: &str, monitor: &QemuProcess) {
+        if boot().as_ref() != Some(&monitor.boot) {
+            return;
         }
+        let clients = self.clients_that_run(name);
+        let qemu = clients.iter().find(|one| one.is(monitor)).or(match &clients[..] {
+            [only] if monitor.runs() => Some(only),
+            _ => None,
+        });
+        qemu.into_iter().for_each(|qemu| self.past_vms.lock().note(*qemu));
     }
 
-    /// Whether the VM of this QEMU has left this host.
+    /// Whether the VM of this QEMU, which runs, has left this host.
     pub fn has_left(&self, qemu: &QemuProcess) -> bool {
-        let known = u32::try_from(qemu.pid).ok();
-        known.is_some_and(|pid| self.is_of_past_vm(Process { pid, started: qemu.started }))
+        self.past_vms.lock().all.iter().any(|past| past.is(qemu))
     }
 
     /// Whether this process is of a VM that has left this host.

@@ -329,10 +329,10 @@ fn locks_that_could_not_be_had_are_taken_when_they_can_be() {
 }
 
 /// This process, as the client of an image.
-fn this_process() -> clients::Process {
+fn this_process() -> Process {
     let pid = std::process::id();
     let started = crate::process::started(i32::try_from(pid).unwrap()).unwrap();
-    clients::Process { pid, started }
+    Process { pid, started }
 }
 
 /// The device below the pool alone fails: the host goes on, and with it a guest that has written and not flushed.

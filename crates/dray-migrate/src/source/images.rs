@@ -396,13 +396,12 @@ impl SourceImages {
     }
 
     /// The target has everything: the migration no longer holds the images. A QEMU that still has
-    /// the disk gets errors from now on instead of waiting for ever: it only wants to quit. `vm` is the
-    /// QEMU of the VM that has left with them.
+    /// the disk gets errors from now on instead of waiting for ever: it only wants to quit. `vm` is what
+    /// answers for the VM that has left with them.
     ///
     /// # Errors
     /// What the store reports.
     pub fn let_go(&self, vm: Option<&QemuProcess>) -> io::Result<()> {
-        vm.into_iter().for_each(|qemu| self.registry.vm_has_left(qemu));
         self.unbind()?;
         for (_, entry) in self.free() {
             let record = entry.record();
@@ -411,6 +410,7 @@ impl SourceImages {
                 // come back, another guest's flush has nothing to hear of that.
                 entry.file.forget_losses();
                 entry.depart();
+                vm.into_iter().for_each(|vm| self.registry.vm_has_left(&record.name, vm));
             } else if record.in_place.is_some() {
                 // The name was this guest's alone; the file stays.
                 self.registry.forget(&record.name)?;

@@ -171,7 +171,7 @@ impl SourceSlot {
         self.lock_intent().clone()
     }
 
-    /// The QEMU whose VM moves, if one does and it is known.
+    /// The process that answers for the VM that moves, if one does and it is known.
     fn left_by(&self) -> Option<QemuProcess> {
         self.lock_intent().vm.as_ref()?.qemu.clone()
     }

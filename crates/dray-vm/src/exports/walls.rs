@@ -160,7 +160,7 @@ mod tests {
         let before = exports.open("disk.raw", &root).unwrap();
         before.write_at(&[1], 0, false).unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
-        exports.0.vm_has_left(&QemuProcess::find(Path::new("/qmp"), own).unwrap());
+        exports.0.vm_has_left("disk.raw", &QemuProcess::find(Path::new("/qmp"), own).unwrap());
         exports.detached("disk.raw", &root, 0);
         let past = exports.open("disk.raw", &root).unwrap();
         assert_eq!(past.geometry(), before.geometry());
@@ -174,6 +174,23 @@ mod tests {
         let other = exports.open("disk.raw", &Client::default()).unwrap();
         other.read_at(&mut found, 0).unwrap();
         assert_eq!(found, [1]);
+    }
+
+    /// Who made the socket of its monitor has other VMs, too.
+    #[test]
+    fn the_manager_of_a_vm_that_has_left_is_not_of_the_past() {
+        let Some((mut child, qemu)) = vm() else { return println!("SKIP: not root") };
+        let dir = tempfile::tempdir().unwrap();
+        let exports = exports(dir.path());
+        exports.attached("disk.raw", &qemu, 1);
+        let own = i32::try_from(std::process::id()).unwrap();
+        let manager = QemuProcess::find(Path::new("/qmp"), own).unwrap();
+        exports.0.vm_has_left("disk.raw", &manager);
+        assert!(!exports.0.has_left(&manager));
+        let of_vm = QemuProcess::find(Path::new("/qmp"), child.id() as i32).unwrap();
+        assert!(exports.0.has_left(&of_vm));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     /// Who connected has ended, and anybody may have the connection by now.
