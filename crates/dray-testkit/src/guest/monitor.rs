@@ -43,9 +43,12 @@ impl Monitor {
         let mut lines = BufReader::new(stream.try_clone()?).lines();
         let gone = || io::Error::from(io::ErrorKind::UnexpectedEof);
         lines.next().ok_or_else(gone)??;
-        (&stream).write_all(b"{\"execute\":\"qmp_capabilities\"}\n")?;
-        lines.next().ok_or_else(gone)??;
-        Ok(Self { stream, lines })
+        let mut monitor = Self { stream, lines };
+        // An event may come before the answer, so that the next line is not always the answer.
+        match monitor.ask("{\"execute\":\"qmp_capabilities\"}")? {
+            Value::Null => Err(gone()),
+            _ => Ok(monitor),
+        }
     }
 
     /// One command and the whole answer to it, `return` or `error`; null when QEMU hangs up instead.
@@ -66,5 +69,37 @@ impl Monitor {
                 return Ok(answer);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Monitor;
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+    use std::time::Duration;
+
+    #[test]
+    fn an_event_before_an_answer_is_not_taken_for_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        let qemu = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a client");
+            let mut commands = BufReader::new(stream.try_clone().expect("a clone")).lines();
+            stream.write_all(b"{\"QMP\":{}}\n").expect("a greeting");
+            for answer in ["{}", "[1]"] {
+                commands.next().expect("a command").expect("a line");
+                let said = format!("{{\"event\":\"RESET\"}}\n{{\"return\":{answer}}}\n");
+                stream.write_all(said.as_bytes()).expect("an answer");
+            }
+        });
+        let mut monitor = Monitor::connect(&path, Duration::from_secs(5)).expect("a monitor");
+        assert_eq!(
+            monitor.ask("{\"execute\":\"query-block\"}").expect("an answer")["return"][0],
+            1
+        );
+        qemu.join().expect("the other side");
     }
 }
