@@ -231,7 +231,9 @@ impl Service {
         let closing = Arc::clone(&place.closing);
         let gone = Arc::clone(socket);
         let has_gone = Arc::new(move || gone.has_hung_up());
-        let line = ClientLink { client: client_of(socket), closing, has_gone };
+        let cut = Arc::clone(socket);
+        let cut = Arc::new(move || cut.cut());
+        let line = ClientLink { client: client_of(socket), closing, has_gone, cut };
         let pause = |time| self.attachments.pause(time, &line);
         let exports = self.attachments.exports();
         let door = Door::new(exports, line.client, OPEN_PATIENCE, &pause);

@@ -6,7 +6,7 @@
 //! from the moment at which its client could know that it is over until nothing that changes the
 //! image can come of it any more.
 
-use crate::client::Client;
+use crate::client::{Client, Process};
 use crate::export::Exports;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -23,6 +23,8 @@ pub struct ClientLink {
     pub closing: Arc<AtomicBool>,
     /// Tells whether the client has gone.
     pub has_gone: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// Breaks it: what waits in it for an image to be opened is not done any more.
+    pub cut: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl ClientLink {
@@ -111,6 +113,18 @@ impl Attachments {
     pub fn wake(&self) {
         // Whoever has looked at its flag and not yet gone to sleep holds the lock.
         drop(self.users());
+        self.changed.notify_all();
+    }
+
+    /// Breaks the connections of a process. It may come again, and gets what is there for it then.
+    pub fn cut(&self, process: Process) {
+        let users = self.users();
+        let lines = users.by_export.values().flat_map(HashMap::values).map(|user| &user.line);
+        for line in lines.filter(|line| line.client.process == Some(process)) {
+            line.closing.store(true, Ordering::Release);
+            (line.cut)();
+        }
+        drop(users);
         self.changed.notify_all();
     }
 

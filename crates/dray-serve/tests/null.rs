@@ -144,8 +144,8 @@ impl Null {
     fn connect(&self, name: &str) -> Result<Connection, String> {
         let closing = Arc::new(AtomicBool::new(self.shut.load(Ordering::Acquire)));
         let has_gone = Arc::new(|| false);
-        let line =
-            ClientLink { client: Client::default(), closing: Arc::clone(&closing), has_gone };
+        let (client, cut) = (Client::default(), Arc::new(|| ()));
+        let line = ClientLink { client, closing: Arc::clone(&closing), has_gone, cut };
         self.lines.lock().push(Arc::downgrade(&closing));
         let pause = |time| self.attachments.pause(time, &line);
         let mut door = Door::new(self.attachments.exports(), line.client, TIME, &pause);

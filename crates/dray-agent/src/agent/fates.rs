@@ -3,6 +3,7 @@
 //! is up to its loop.
 
 use super::Agent;
+use dray_host::folder::standing::Unserved;
 use dray_host::migration::fate;
 use dray_host::refusals::{Answer, failed};
 use dray_migrate::receiver::{Input, TargetSlot};
@@ -35,8 +36,8 @@ pub(crate) struct Asked {
     /// Its source.
     pub peer: String,
     pub told: FateAnswer,
-    /// This host has promised to serve its images.
-    pub promised: bool,
+    /// What this host has done with its images.
+    pub done: Unserved,
     /// Nobody wants it, and it is given up.
     pub given_up: bool,
 }
@@ -117,7 +118,7 @@ impl Agent {
         let unwanted = told.as_ref().is_ok_and(|fate| waits.is_unwanted(*fate));
         let says = told.as_ref().ok().copied();
         let given_up = unwanted && self.give_up_waiting(migration, says).await;
-        Some(Asked { peer: waits.peer, told, promised: waits.promised, given_up })
+        Some(Asked { peer: waits.peer, told, done: waits.done, given_up })
     }
 
     /// Gives a migration up that waits, and owns nothing; one that has promised only as its source `says`. Whether it is

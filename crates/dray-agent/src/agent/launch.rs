@@ -194,6 +194,7 @@ impl Agent {
             config: Arc::clone(&self.config),
             hypervisor: Arc::clone(&self.hypervisor),
             registry: Arc::clone(&self.registry),
+            attachments: Arc::clone(&self.attachments),
             checked,
             reached: None,
         };

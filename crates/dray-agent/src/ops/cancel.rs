@@ -6,6 +6,7 @@ use crate::api::{Answers, Events};
 use dray_api::{ApiResult, Cancel, Cancelled, ErrorKind, MigrationState, Phase, Refusal, text};
 use dray_engine::SourceEvent;
 use dray_files::unix_ms;
+use dray_host::folder::standing::Unserved;
 use dray_host::migration::waiting::LetGo;
 use dray_host::refusals::io_error;
 use dray_migrate::receiver::{self, TargetSlot};
@@ -131,8 +132,8 @@ impl Agent {
             let why = "this host is its target; the command belongs to its source";
             return Err(conflict(why).hint(format!("run it on {}", asked.peer)));
         }
-        if asked.promised && !asked.given_up {
-            return Err(promised_and_waits(&what, &asked.peer));
+        if asked.done != Unserved::Received && !asked.given_up {
+            return Err(waits_for_source(&what, &asked.peer, asked.done));
         }
         if !asked.given_up && !self.give_up_waiting(migration, None).await {
             let why = "it cannot be removed at the moment";
@@ -179,7 +180,8 @@ impl Agent {
     }
 
     /// At its target a migration is taken back only while its source cannot be asked, and only if nothing
-    /// was promised: the source can go on by itself then, whatever it has recorded.
+    /// was promised: the source can go on by itself then, whatever it has recorded. What was handed back stays until
+    /// the source has said that it knows nothing of it: the source may be lost.
     async fn take_back(&self, slot: &Arc<TargetSlot>) -> ApiResult<Cancelled> {
         let migration = slot.board.migration;
         let (what, peer) = (format!("cannot cancel migration {migration}"), slot.intent().peer);
@@ -195,15 +197,17 @@ impl Agent {
                 return Err(conflict(why).hint(format!("run it on {peer}")));
             }
             let (answer, gone) = oneshot::channel();
-            slot.send(receiver::Input::TakeBack(answer));
-            let gone = tokio::time::timeout(CANCEL_TIMEOUT, gone).await;
-            let gone = matches!(gone, Ok(Ok(true)));
-            if !gone && slot.board.read().progress.phase != Phase::Handover {
-                let why = "it cannot be removed at the moment".to_owned();
-                return Err(conflict(why).hint("see `dray status`, then try again"));
-            }
-            if !gone {
-                return Err(promised(&what, slot));
+            let unknown = matches!(told, Some(Ok(Fate::Unknown { .. })));
+            slot.send(receiver::Input::TakeBack { unknown, answer });
+            match tokio::time::timeout(CANCEL_TIMEOUT, gone).await {
+                Ok(Ok(Ok(()))) => {}
+                Ok(Ok(Err(done @ (Unserved::Promised | Unserved::HandedBack)))) => {
+                    return Err(not_ours_to_end(&what, slot, done));
+                }
+                Ok(Ok(Err(Unserved::Received)) | Err(_)) | Err(_) => {
+                    let why = "it cannot be removed at the moment".to_owned();
+                    return Err(conflict(why).hint("see `dray status`, then try again"));
+                }
             }
         }
         self.targets.remove(migration);
@@ -260,24 +264,30 @@ fn named_in(command: &Cancel, known: Vec<MigrationId>) -> Option<MigrationId> {
     text::pick(Some(command.migration.as_ref()?), known, Vec::new()).ok()
 }
 
-/// Why a target does not take back what it has promised, and what an operator can do.
-fn promised(what: &str, slot: &TargetSlot) -> Refusal {
+/// Why a target does not take back what it has promised, or handed back, and what an operator can do.
+fn not_ours_to_end(what: &str, slot: &TargetSlot, done: Unserved) -> Refusal {
     let intent = slot.intent();
     let image = intent.images.iter().find(|image| !image.offer.read_only);
     let (peer, image) = (&intent.peer, image.map_or("IMAGE", |image| image.name_here()));
-    let why = format!(
-        "this host has promised to serve its images, and only {peer} knows whether they were handed over"
-    );
-    Refusal::new(ErrorKind::Conflict, what, why)
+    Refusal::new(ErrorKind::Conflict, what, only_it_knows(peer, done))
         .hint(format!("start {peer} again; if it is lost: `dray claim {image} --source-is-fenced`"))
 }
 
+fn only_it_knows(peer: &str, done: Unserved) -> String {
+    match done {
+        Unserved::HandedBack => format!(
+            "this host has handed its images back, and only {peer} knows whether it has taken them"
+        ),
+        _ => format!(
+            "this host has promised to serve its images, and only {peer} knows whether they were \
+             handed over"
+        ),
+    }
+}
+
 /// The same when it cannot be brought back.
-fn promised_and_waits(what: &str, peer: &str) -> Refusal {
-    let why = format!(
-        "this host has promised to serve its images, and only {peer} knows whether they were handed over"
-    );
-    Refusal::new(ErrorKind::Conflict, what, why).hint(format!(
+fn waits_for_source(what: &str, peer: &str, done: Unserved) -> Refusal {
+    Refusal::new(ErrorKind::Conflict, what, only_it_knows(peer, done)).hint(format!(
         "start {peer} again, and end the migration there: `dray status` on this host shows how"
     ))
 }

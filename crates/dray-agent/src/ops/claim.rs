@@ -48,6 +48,12 @@ impl Agent {
             bytes_lost: claimed.lost.blocks * BLOCK_SIZE,
             lost: claimed.lost.first.iter().copied().map(in_bytes).collect(),
             others: claimed.others,
+            attached: self
+                .registry
+                .clients_that_run(&command.image)
+                .iter()
+                .map(|p| p.pid)
+                .collect(),
         })
     }
 

@@ -65,6 +65,12 @@ fn text(claimed: &Claimed, style: Style) -> String {
             text += &format!("  and {}; --json lists them\n", counted(more, "further range"));
         }
     }
+    for process in &claimed.attached {
+        text += &style.warn(&format!(
+            "process {process} still has the image open: if it is the vm's old qemu, either let its \
+             guest continue there, or end it before you start the vm anew; never both\n"
+        ));
+    }
     for other in &claimed.others {
         text += &format!(
             "{other} was in the same migration: it stays closed until you claim it as well\n"

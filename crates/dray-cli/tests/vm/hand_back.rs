@@ -3,8 +3,9 @@
 
 use crate::home::assert_back_home;
 use crate::restart::start_with;
-use crate::stage::{Kind, PATIENCE, Stage};
+use crate::stage::{Kind, PATIENCE, Stage, qmp};
 use dray_testkit::lab::Answer;
+use serde_json::Value;
 use std::time::{Duration, Instant};
 
 /// Somebody who is gone is seen to be gone: nothing waits for a time limit.
@@ -66,6 +67,72 @@ fn the_target_qemu_dies_when_the_memory_has_moved() {
 #[test]
 fn the_target_qemu_dies_before_the_commit() {
     goes_home("back-early", Kind::Qcow2, "b", "Send-Prepared");
+}
+
+/// A migration whose target hands the images back, while nobody hears it: the source's agent is dead by then.
+fn hands_back_unheard(name: &str) -> Option<Stage> {
+    let mut stage = Stage::new(name, &[Kind::Resident], 3_000_000)?;
+    start_with(stage.lab.host("b"), "DRAY_STOP_BEFORE", "ReachGuest");
+    stage.prepare();
+    let migrate = stage.spawn(&["--strategy", "pre-copy"]);
+    stage.lab.host("b").wait_stopped(PATIENCE).expect("it comes to the effect");
+    stage.lab.host("a").kill9().expect("kill");
+    stage.target.as_mut().expect("target").kill().expect("kill");
+    stage.lab.host("b").go_on().expect("go on");
+    assert_ne!(Answer::of(migrate).expect("answer").code, 0);
+    let keeps = |status: &Value| status["error"]["hint"].to_string().contains("keeps its copy");
+    let keeps = stage.lab.host("b").wait_status(PATIENCE, keeps);
+    keeps.unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
+    Some(stage)
+}
+
+/// The source is lost before it has taken its images back: the target has the only copy, and its operator can use it.
+#[test]
+fn what_was_handed_back_to_a_source_that_is_lost_can_be_claimed() {
+    let Some(stage) = hands_back_unheard("back-lost") else { return };
+    let b = stage.lab.host("b");
+    let status = b.json(&["status"]).expect("status");
+    let id = status[0]["migration"].as_str().expect("an id");
+    let refused = b.dray(&["cancel", id]).expect("cancel");
+    assert_eq!(refused.code, 6, "{refused:?}");
+    assert!(refused.stderr.contains("`dray claim disk0.raw"), "{refused:?}");
+    let fenced = ["claim", "disk0.raw", "--source-is-fenced"];
+    let refused = b.dray(&fenced).expect("claim");
+    assert_eq!(refused.code, 15, "{refused:?}");
+    assert!(refused.stderr.contains("has handed it back"), "{refused:?}");
+    let claimed = b.json(&[&fenced[..], &["--accept-loss"]].concat()).expect("claim");
+    assert_eq!((&claimed["bytes_lost"], &claimed["writes_may_be_lost"]), (&0.into(), &true.into()));
+    b.kill9().expect("kill");
+    b.start().expect("restart");
+    assert_eq!(b.json(&["images"]).expect("images")[0]["state"], "owner");
+    let left = stage.lab.host("a").pool_files().expect("pool");
+    let left = left.iter().find(|name| name.contains("replica")).expect("a replica");
+    let at_source = std::fs::read(stage.lab.host("a").pool().join(left)).expect("the replica");
+    let here = std::fs::read(b.pool().join("disk0.raw")).expect("the image");
+    assert!(at_source == here, "it is not what was handed over");
+}
+
+/// The source has claimed its images before it heard that they come back: nobody needs what the target still has.
+#[test]
+fn what_was_handed_back_goes_when_its_source_has_claimed_it() {
+    let Some(mut stage) = hands_back_unheard("back-claimed") else { return };
+    stage.lab.host("b").kill9().expect("kill");
+    stage.lab.host("a").start().expect("restart");
+    let claim = ["claim", "disk0.raw", "--source-is-fenced", "--accept-loss"];
+    let claimed = stage.lab.host("a").json(&claim).expect("claim");
+    let qemu = claimed["attached"].as_array().map(Vec::len);
+    assert_eq!(qemu, Some(1), "its old QEMU is still there: {claimed}");
+    stage.lab.host("b").start().expect("restart");
+    let deadline = Instant::now() + PATIENCE;
+    let left = || stage.lab.host("b").pool_files().expect("pool");
+    while !left().is_empty() {
+        assert!(Instant::now() < deadline, "left behind: {:?}\n{}", left(), stage.logs());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    stage.target = None;
+    qmp(&stage.other_monitor(), "{\"execute\":\"cont\"}");
+    stage.finish_guest();
+    stage.assert_images("a");
 }
 
 /// QEMU answers nothing for longer than anybody waits for an answer, just when its guest is to go on here.

@@ -24,6 +24,7 @@ mod past;
 mod paused;
 mod qcow2;
 mod released;
+mod replaced;
 mod replugged;
 mod resize;
 mod restart;

@@ -478,6 +478,11 @@ impl Target {
         self.touched
     }
 
+    /// Whether the images were handed back: nothing was changed here, and the source may not know it yet.
+    pub fn has_handed_back(&self) -> bool {
+        self.stage == Stage::Fenced
+    }
+
     /// True when nothing is left to do here.
     pub fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Complete | Stage::Over | Stage::Fenced)

@@ -27,7 +27,9 @@ pub enum Standing {
     Owned(Part),
     /// This host has all of it.
     Complete(Part),
-    /// This host gave it back, or removed it.
+    /// This host has handed it back, as nobody had changed it here. Its source may not have heard of that.
+    HandedBack(Part),
+    /// This host has removed it, or was told to.
     Gone,
 }
 
@@ -68,20 +70,33 @@ pub(crate) fn look(folder: &Folder, record: &ImageRecord) -> io::Result<Option<S
     Ok(index.map(|index| at_target(&records, index)))
 }
 
-/// Whether a target with this journal has promised to serve its images, or serves them and has not
-/// everything yet.
+/// Whether a target with this journal has promised to serve its images, serves them and has not
+/// everything yet, or has handed them back.
 ///
 /// # Errors
 /// When the journal cannot be read.
 pub fn can_be_claimed(journal: &StatePath) -> io::Result<bool> {
-    Ok(matches!(at_target(&read(journal)?, 0), Standing::Promised(_) | Standing::Owned(_)))
+    let standing = at_target(&read(journal)?, 0);
+    Ok(matches!(standing, Standing::Promised(_) | Standing::Owned(_) | Standing::HandedBack(_)))
 }
 
-/// Whether a target with these records has promised to serve its images; none once it owns them, or has given them up.
-pub(crate) fn has_promised(records: &[TargetRecord]) -> Option<bool> {
+/// What a target that does not own its images has done with them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unserved {
+    /// It has received some of them, and promised nothing.
+    Received,
+    /// It has promised to serve them.
+    Promised,
+    /// It has handed them back.
+    HandedBack,
+}
+
+/// What a target with these records has done with its images; none once it owns them, or has removed them.
+pub(crate) fn unserved(records: &[TargetRecord]) -> Option<Unserved> {
     match at_target(records, 0) {
-        Standing::Incoming => Some(false),
-        Standing::Promised(_) => Some(true),
+        Standing::Incoming => Some(Unserved::Received),
+        Standing::Promised(_) => Some(Unserved::Promised),
+        Standing::HandedBack(_) => Some(Unserved::HandedBack),
         _ => None,
     }
 }
@@ -91,7 +106,8 @@ pub(crate) fn has_promised(records: &[TargetRecord]) -> Option<bool> {
 /// # Errors
 /// When the journal cannot be read.
 pub(crate) fn promised_nothing(folder: &Folder) -> io::Result<bool> {
-    read(&folder.file(TARGET_JOURNAL)).map(|records| has_promised(&records) == Some(false))
+    let records = read(&folder.file(TARGET_JOURNAL))?;
+    Ok(unserved(&records) == Some(Unserved::Received))
 }
 
 /// Whether this host has handed over what it sent in the migration of this folder.
@@ -135,6 +151,7 @@ pub(super) fn at_target(records: &[TargetRecord], index: usize) -> Standing {
             Standing::Owned(Part { epoch: agreed.epoch, ..part })
         }
         (TargetRecord::Complete, Standing::Owned(part)) => Standing::Complete(part),
+        (TargetRecord::Fenced, Standing::Owned(part)) => Standing::HandedBack(part),
         (TargetRecord::Fenced | TargetRecord::Discarded, _) => Standing::Gone,
         (_, standing) => standing,
     };
@@ -200,8 +217,10 @@ mod tests {
         let part = Part { epoch: Epoch(2), ..part };
         assert_eq!(at(&owned), Standing::Owned(part.clone()));
         let complete = [&owned[..], &[TargetRecord::Complete]].concat();
-        assert_eq!(at(&complete), Standing::Complete(part));
-        assert_eq!(at(&[&owned[..], &[TargetRecord::Fenced]].concat()), Standing::Gone);
+        assert_eq!(at(&complete), Standing::Complete(part.clone()));
+        let fenced = [&owned[..2], &[TargetRecord::Fenced]].concat();
+        assert_eq!(at(&fenced), Standing::HandedBack(part));
+        assert_eq!(at(&[&fenced[..], &[TargetRecord::Discarded]].concat()), Standing::Gone);
     }
 
     #[test]

@@ -10,6 +10,8 @@ pub(super) enum Case {
     Replica,
     /// An image that this host was to serve: it does not know what became of that.
     Promised(Part),
+    /// An image that this host was given and has handed back, before anybody changed it.
+    HandedBack(Part),
     /// An image that this host serves without having all of it.
     Owned(Part),
     /// A complete image of this host's whose migration cannot be brought back, or waits for its source to
@@ -20,7 +22,15 @@ pub(super) enum Case {
 impl Case {
     /// Whether the other host may have writes of its guest that nobody knows of here.
     pub(super) fn may_lose_writes(&self) -> bool {
-        matches!(self, Self::Replica | Self::Promised(_))
+        matches!(self, Self::Replica | Self::Promised(_) | Self::HandedBack(_))
+    }
+
+    /// What was agreed about it at the handover, if this host may lack blocks of it.
+    pub(super) fn part(&self) -> Option<&Part> {
+        match self {
+            Self::Replica | Self::Kept => None,
+            Self::Promised(part) | Self::HandedBack(part) | Self::Owned(part) => Some(part),
+        }
     }
 }
 
@@ -49,8 +59,8 @@ const NEVER_OWNED: NoCase = NoCase {
     why: "this host never owned the image, and its copy is not complete",
     hint: "claim it at the source, or restore a backup",
 };
-const HANDED_BACK: NoCase =
-    NoCase { why: "this host has handed it back", hint: "claim it at the source" };
+const REMOVED: NoCase =
+    NoCase { why: "this host is about to remove it", hint: "claim it at the source" };
 
 /// What a claim of the image would be, or why there can be none. `standing`: in its migration, if that is known.
 /// `closed`: it is not served.
@@ -67,11 +77,12 @@ pub(super) fn decide(
             Ok(Case::Replica)
         }
         (Some(Standing::Promised(part)), _) => Ok(Case::Promised(part)),
+        (Some(Standing::HandedBack(part)), _) => Ok(Case::HandedBack(part)),
         (Some(Standing::Owned(part)), _) => Ok(Case::Owned(part)),
         // Only its name is missing, which its loop would have given it.
         (Some(Standing::Complete(part)), _) if partial => Ok(Case::Owned(part)),
         (Some(Standing::Incoming), _) | (None, CopyState::Incoming) => Err(NEVER_OWNED),
-        (Some(Standing::Gone), _) => Err(HANDED_BACK),
+        (Some(Standing::Gone), _) => Err(REMOVED),
         (None, CopyState::Owner) if partial => Err(FOLDER_LOST),
         (Some(Standing::Kept), _) | (None, CopyState::Owner) if closed => Ok(Case::Kept),
         (Some(Standing::Complete(_)), CopyState::Owner) if record.swap.is_none() => Ok(Case::Kept),
@@ -105,7 +116,7 @@ mod tests {
         assert_eq!(decided(None, Replica, Named, false), Ok(Case::Replica));
         assert_eq!(decided(Some(Standing::Incoming), Incoming, Partial, false), Err(NEVER_OWNED));
         assert_eq!(decided(None, Incoming, Partial, false), Err(NEVER_OWNED));
-        assert_eq!(decided(Some(Standing::Gone), Incoming, Partial, true), Err(HANDED_BACK));
+        assert_eq!(decided(Some(Standing::Gone), Incoming, Partial, true), Err(REMOVED));
     }
 
     #[test]

@@ -179,9 +179,7 @@ impl<L: Loops> Claims<'_, L> {
         self.registry.check_name(&record)?;
         // Room for the record that will decide, and for what it makes zeros of.
         self.registry.update(entry, |_| {})?;
-        if let (Case::Promised(part) | Case::Owned(part), Some(migration)) =
-            (&case, record.migration)
-        {
+        if let (Some(part), Some(migration)) = (case.part(), record.migration) {
             let folder = Folder::of(self.store, migration);
             lost::make_room(&folder, part.index)?;
         }
@@ -287,10 +285,7 @@ impl<L: Loops> Claims<'_, L> {
     /// Blocks that only the other host has; zeros may be there, if a claim before this one has come to no
     /// end.
     fn lost(&self, entry: &Entry, case: &Case) -> io::Result<BlockSet> {
-        let part = match case {
-            Case::Replica | Case::Kept => return Ok(BlockSet::new()),
-            Case::Promised(part) | Case::Owned(part) => part,
-        };
+        let Some(part) = case.part() else { return Ok(BlockSet::new()) };
         let record = entry.record();
         let mut lost = match self.is_served(entry) {
             true => without_doubtful(entry.disk.missing_snapshot(), part),
@@ -394,11 +389,9 @@ impl<L: Loops> Claims<'_, L> {
         served: bool,
         epoch: Epoch,
     ) -> io::Result<(ImageId, Lost)> {
-        let (lost, agreed) = match case {
-            Case::Replica | Case::Kept => (BlockSet::new(), Epoch(0)),
-            Case::Promised(part) | Case::Owned(part) => {
-                (self.fill_lost(entry, part, served)?, part.epoch)
-            }
+        let (lost, agreed) = match case.part() {
+            None => (BlockSet::new(), Epoch(0)),
+            Some(part) => (self.fill_lost(entry, part, served)?, part.epoch),
         };
         let id = ImageId(random_id()?);
         // Above any that the other host can have, which was at most one handover ahead. What it may
@@ -533,15 +526,16 @@ fn refuse_loss<E>(case: &Case, bytes: u64) -> Result<(), ClaimError<E>> {
             "all writes since the handover are on the other host".to_owned(),
             "start that host again, or add --accept-loss".to_owned(),
         ),
-        Case::Promised(part) => {
-            let why = match part.distrusted {
+        Case::Promised(part) | Case::HandedBack(part) => {
+            let doubt = match part.distrusted {
                 false => "",
                 true => "another program has changed its file, nobody knows where; and ",
             };
-            let why = format!(
-                "{why}this host has promised to serve it and has not heard more: all writes since \
-                 are on the other host"
-            );
+            let done = match case {
+                Case::HandedBack(_) => "has handed it back",
+                _ => "has promised to serve it and has not heard more",
+            };
+            let why = format!("{doubt}this host {done}: all writes since are on the other host");
             let parts = match bytes {
                 0 => String::new(),
                 bytes => format!(", and so are {} that this host does not have", ByteSize(bytes)),

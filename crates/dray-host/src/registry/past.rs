@@ -1,6 +1,6 @@
-//! QEMUs whose VMs have left this host. One may go on running, and somebody may let its guest go on: the images are
-//! another host's by then, or have come back with the VM in another QEMU, under these names or others. All that the old
-//! one still needs is to quit, and for that it wants its flushes answered.
+//! QEMUs whose VMs have left this host, or have not come to it in the end. One may go on running, and somebody may let
+//! its guest go on: the images are another host's by then, or have come back with the VM in another QEMU, under these
+//! names or others. All that the old one still needs is to quit, and for that it wants its flushes answered.
 //!
 //! The list outlives the agent and not the host, and what becomes of the images changes nothing in it. It is written in
 //! place, so that it can be written when the state directory is full.
@@ -58,7 +58,7 @@ impl Image for PastImage {
     }
 }
 
-/// The processes of QEMUs whose VMs have left.
+/// The processes of these QEMUs.
 pub(super) struct PastVms {
     path: StatePath,
     all: Vec<Process>,
@@ -75,7 +75,18 @@ impl PastVms {
         past
     }
 
-    /// Its VM has left.
+    /// It waits for a VM, and has had none.
+    fn forget(&mut self, process: Process) -> bool {
+        let before = self.all.len();
+        self.all.retain(|past| *past != process);
+        let known = self.all.len() < before;
+        if known {
+            self.write();
+        }
+        known
+    }
+
+    /// Its VM is elsewhere.
     fn note(&mut self, process: Process) {
         if self.all.contains(&process) {
             return;
@@ -109,6 +120,25 @@ impl Registry {
             _ => None,
         });
         qemu.into_iter().for_each(|qemu| self.past_vms.lock().note(*qemu));
+    }
+
+    /// The QEMU behind this monitor had waited for the VM of the image called `name`, which is not to come to it any
+    /// more: it may have the VM's memory. The process, if it was attached to the image.
+    pub fn vm_does_not_come(&self, name: &str, monitor: &QemuProcess) -> Option<Process> {
+        if boot().as_ref() != Some(&monitor.boot) {
+            return None;
+        }
+        let qemu = self.clients_that_run(name).into_iter().find(|one| one.is(monitor))?;
+        self.past_vms.lock().note(qemu);
+        Some(qemu)
+    }
+
+    /// This QEMU waits for a VM, and has had none, whatever it had waited for before. The process, if it was taken
+    /// for one of the past.
+    pub fn vm_may_come(&self, monitor: &QemuProcess) -> Option<Process> {
+        let mut past = self.past_vms.lock();
+        let qemu = past.all.iter().find(|past| past.is(monitor)).copied()?;
+        past.forget(qemu).then_some(qemu)
     }
 
     /// Whether the VM of this QEMU, which runs, has left this host.
@@ -145,8 +175,10 @@ mod tests {
         past.note(own);
         past.note(own);
         past.note(Process { pid: 1 << 30, started: 7 });
-        let next = PastVms::load(path.clone());
+        let mut next = PastVms::load(path.clone());
         assert_eq!(next.all, [own], "the other one has ended");
+        assert!(next.forget(own) && !next.forget(own));
+        assert!(PastVms::load(path.clone()).all.is_empty());
         assert_eq!(std::fs::metadata(path.path()).unwrap().len(), room, "it takes no more room");
     }
 }

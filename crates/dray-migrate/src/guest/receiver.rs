@@ -9,10 +9,11 @@ use dray_config::Config;
 use dray_engine::TargetEvent;
 use dray_host::folder::intent::{GuestFacts, TargetIntent};
 use dray_host::process::QemuProcess;
-use dray_host::registry::Registry;
+use dray_host::registry::{Process, Registry};
 use dray_net::tunnel;
 use dray_net::{NetError, NetErrorKind, Stream};
 use dray_qemu::LayerPlan;
+use dray_serve::Attachments;
 use dray_types::Why;
 use dray_vm::attached::Expected;
 use dray_vm::hypervisor::{Arrival, Hypervisor, Vm};
@@ -50,6 +51,8 @@ pub struct TargetVmTask {
     pub hypervisor: Arc<dyn Hypervisor>,
     /// The images of this host.
     pub registry: Arc<Registry>,
+    /// Who is attached to them.
+    pub attachments: Arc<Attachments>,
     /// The QEMU whose disks were looked at last, and are the migration's.
     pub checked: Option<QemuProcess>,
     /// The QEMU that was seen to have everything, and was asked for nothing since.
@@ -131,8 +134,29 @@ impl TargetVmTask {
         let arrival = vm.await_guest(&plans).await?;
         self.look(&*vm, &numbered, false).await?;
         let qemu = self.checked.clone();
-        self.note(|intent| (intent.guest, intent.qemu) = (Some(facts), qemu))?;
+        let before = self.slot.intent().qemu;
+        self.note(|intent| (intent.guest, intent.qemu) = (Some(facts), qemu.clone()))?;
+        if let Some(qemu) = &qemu {
+            self.waits_in(qemu, before.as_ref());
+        }
         Ok(arrival)
+    }
+
+    /// The VM is to come to this QEMU, and to none that waited `before`: that may have the memory of an attempt that
+    /// came to nothing, and be let go on. What either gets of the images it gets anew.
+    fn waits_in(&self, qemu: &QemuProcess, before: Option<&QemuProcess>) {
+        let again = self.registry.vm_may_come(qemu);
+        let replaced = before.filter(|before| !before.is_process(qemu));
+        let images = self.slot.intent().images;
+        let names = images.iter().map(|image| image.name_here());
+        let replaced = replaced.and_then(|old| {
+            let of_past = names.filter_map(|name| self.registry.vm_does_not_come(name, old));
+            of_past.reduce(|_, same| same)
+        });
+        for process in again.into_iter().chain(replaced) {
+            let Process { pid, started } = process;
+            self.attachments.cut(dray_serve::Process { pid, started });
+        }
     }
 
     async fn listen(&mut self, waiting: &mut Option<Box<dyn Arrival>>) -> Result<(), NotDone> {

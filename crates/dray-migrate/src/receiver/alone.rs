@@ -4,6 +4,7 @@
 use super::{TargetLoop, TargetSlot};
 use dray_api::{ErrorKind, MigrationState, Refusal};
 use dray_files::unix_ms;
+use dray_host::folder::standing::Unserved;
 use dray_host::migration::fate::is_unwanted;
 use dray_net::NetError;
 use dray_types::ImageId;
@@ -84,7 +85,7 @@ impl TargetLoop {
     /// Notes whether the source has to be asked.
     pub(super) fn ask_if_alone(&self) {
         let mut question = self.slot.lock_question();
-        let (complete, fenced) = (self.engine.is_complete(), self.is_fenced());
+        let (complete, fenced) = (self.engine.is_complete(), self.engine.has_handed_back());
         let serves = self.engine.owns() && !complete;
         let over = self.engine.is_over() && !complete && !fenced;
         if self.session.is_some() || over {
@@ -107,13 +108,17 @@ impl TargetLoop {
         *self.slot.lock_question() = None;
     }
 
-    /// Images were handed back, and the source has to hear of it.
-    fn is_fenced(&self) -> bool {
-        self.engine.phase() == dray_engine::Phase::Release && !self.engine.owns()
-    }
-
     fn has_promised(&self) -> bool {
         self.engine.phase() == dray_engine::Phase::Handover
+    }
+
+    /// What this host has done with the images, as long as it does not own them.
+    fn unserved(&self) -> Unserved {
+        match self.engine.has_handed_back() {
+            true => Unserved::HandedBack,
+            false if self.has_promised() => Unserved::Promised,
+            false => Unserved::Received,
+        }
     }
 
     /// A promise waits for its source from now on.
@@ -147,7 +152,9 @@ impl TargetLoop {
             return true;
         }
         match told {
-            Ok(fate) if is_unwanted(fate, self.engine.has_begun()) => return !self.forget(),
+            Ok(fate) if is_unwanted(fate, self.unserved(), self.engine.has_begun()) => {
+                return !self.forget();
+            }
             Ok(Fate::Live | Fate::HandedOver) => self.show_met(),
             Ok(Fate::Abandoned) => self.given_up(),
             Ok(Fate::Never | Fate::Unknown { .. }) => {
@@ -195,9 +202,26 @@ impl TargetLoop {
         self.show_met();
     }
 
-    /// The operator of this host takes back what its source cannot be asked about; none of it was promised.
-    pub(super) fn take_back(&mut self) -> bool {
-        self.session.is_none() && self.has_no_promise() && self.forget()
+    /// The operator of this host takes back what its source cannot be asked about, and of which none was promised, or
+    /// what was handed back, where the source has said that it is `unknown` there.
+    ///
+    /// # Errors
+    /// What this host has done with the images; of what was only received: it cannot be removed at the moment.
+    pub(super) fn take_back(&mut self, unknown: bool) -> Result<(), Unserved> {
+        let useless = unknown && self.engine.has_handed_back();
+        let may = self.session.is_none() && (useless || self.has_no_promise());
+        if may && self.forget() { Ok(()) } else { Err(self.unserved()) }
+    }
+
+    /// What becomes of images that were handed back.
+    pub(super) fn until_taken(&self) -> String {
+        let intent = self.slot.intent();
+        let image = intent.images.iter().find(|image| !image.offer.read_only);
+        let (peer, name) = (&intent.peer, image.map_or("IMAGE", |image| image.name_here()));
+        format!(
+            "this host keeps its copy until {peer} has taken the images; if {peer} is lost: `dray \
+             claim {name} --source-is-fenced` on this host"
+        )
     }
 
     fn waits(&self) -> String {
@@ -210,19 +234,19 @@ impl TargetLoop {
         let (peer, id, what) = (&intent.peer, intent.migration, self.waits());
         let image = intent.images.iter().find(|image| !image.offer.read_only);
         let name = image.map_or("IMAGE", |image| image.name_here());
-        let hint = match image.filter(|_| self.has_promised()) {
+        let claim = format!("`dray claim {name} --source-is-fenced` on this host");
+        let hint = match self.unserved() {
             _ if self.engine.owns() => format!(
-                "{peer} sends no more blocks: `dray claim {name} --source-is-fenced` on this host \
-                 ends the migration and says which blocks are lost; after that, give `dray images \
-                 remove {name}` if you want to keep the image on {peer}"
+                "{peer} sends no more blocks: {claim} ends the migration and says which blocks are \
+                 lost; after that, give `dray images remove {name}` if you want to keep the image \
+                 on {peer}"
             ),
-            Some(image) => format!(
+            Unserved::Promised => format!(
                 "this host has promised to serve it, and waits until {peer} says whether the \
-                 handover has happened; if {peer} is lost: `dray claim {} --source-is-fenced` on \
-                 this host",
-                image.name_here()
+                 handover has happened; if {peer} is lost: {claim}"
             ),
-            None => format!(
+            Unserved::HandedBack => self.until_taken(),
+            Unserved::Received => format!(
                 "if {peer} is lost, `dray cancel {id}` on this host ends it; the agent removes it \
                  when {peer} has not asked for it for 24 hours"
             ),

@@ -37,6 +37,7 @@ impl TargetLoop {
             TargetEffect::LetChange => self.images.let_change(),
             TargetEffect::Withdraw => {
                 self.slot.exposed.store(false, Ordering::SeqCst);
+                self.vm_does_not_come();
                 self.images.begin_incoming(&self.slot);
                 // What waits for ownership waits for nothing.
                 self.images.fail_stalled();
@@ -56,11 +57,21 @@ impl TargetLoop {
             TargetEffect::Finish => self.images.finish()?,
             TargetEffect::Discard => {
                 self.slot.sink.close();
+                self.vm_does_not_come();
                 self.images.discard()?;
             }
             TargetEffect::Notice(notice) => self.notice(notice.clone()),
         }
         Ok(())
+    }
+
+    /// The QEMU that waits has nothing to do with the images any more. It may have the guest's memory.
+    fn vm_does_not_come(&self) {
+        let intent = self.slot.intent();
+        let Some(qemu) = &intent.qemu else { return };
+        for image in &intent.images {
+            self.parts.registry.vm_does_not_come(image.name_here(), qemu);
+        }
     }
 
     /// Whoever looks after the VM answers; without a VM that is said at once.
@@ -92,7 +103,9 @@ impl TargetLoop {
                 self.fail(ErrorKind::Hypervisor, "cannot start the guest at the target", why);
             }
             TargetNotice::HandedBack { why } => {
-                self.fail(ErrorKind::Hypervisor, "the images were handed back", why);
+                let back = Refusal::new(ErrorKind::Hypervisor, "the images were handed back", why);
+                let back = back.hint(self.until_taken());
+                self.slot.board.change(|shown| shown.error = Some(back));
             }
             TargetNotice::Failed { why } => self.fail(ErrorKind::Io, FAILED, why),
             TargetNotice::Unreadable { why, .. } | TargetNotice::Refused { why } => {

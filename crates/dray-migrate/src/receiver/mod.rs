@@ -29,7 +29,7 @@ use dray_engine::{Target, TargetEvent, TargetPlan, TargetRecord};
 use dray_host::abort;
 use dray_host::folder::intent::{Settings, TargetIntent};
 use dray_host::folder::log::{Folder, Log, TARGET_INTENT, TARGET_JOURNAL};
-use dray_host::folder::standing;
+use dray_host::folder::standing::{self, Unserved};
 use dray_host::registry::Registry;
 use dray_net::{NetError, NetStats};
 use dray_provider::reuse::Reuse;
@@ -57,9 +57,6 @@ const TICK: Duration = Duration::from_millis(100);
 const PROGRESS: Duration = Duration::from_millis(500);
 /// What was received and never handed over is removed when its source stays away this long.
 const ORPHAN_AFTER: Duration = Duration::from_secs(24 * 3600);
-/// The same for images that were handed back: a source that comes home late must hear of it, or it
-/// would wait for ever.
-const FENCED_AFTER: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// What reaches the loop.
 pub enum Input {
@@ -99,9 +96,13 @@ pub enum Input {
         /// Told when what follows from it was done, or cannot be done yet.
         heard: oneshot::Sender<()>,
     },
-    /// The operator of this host takes it back: forget it if nothing was promised and its source is away,
-    /// and answer whether it is gone.
-    TakeBack(oneshot::Sender<bool>),
+    /// The operator of this host takes it back: forget it if its source is away, and nothing was promised.
+    TakeBack {
+        /// The source has said that it does not know the migration: what was handed back may go, too.
+        unknown: bool,
+        /// Whether it is gone, or what this host has done with its images.
+        answer: oneshot::Sender<Result<(), Unserved>>,
+    },
     /// Its images are claimed: the migration becomes void and the loop ends, if there is anything that
     /// can be claimed.
     Void(Voided),
@@ -421,10 +422,10 @@ impl TargetLoop {
                 let _ = heard.send(());
                 return goes_on;
             }
-            Input::TakeBack(answer) => {
-                let gone = self.take_back();
+            Input::TakeBack { unknown, answer } => {
+                let gone = self.take_back(unknown);
                 let _ = answer.send(gone);
-                return !gone;
+                return gone.is_err();
             }
             Input::Void(answer) => match self.set_void() {
                 Ok(()) => {
@@ -470,8 +471,7 @@ impl TargetLoop {
         self.try_again()
     }
 
-    /// A migration that was prepared, abandoned or handed back, and that no source asks for any
-    /// more, goes.
+    /// A migration that was prepared or abandoned, and that no source asks for any more, goes.
     fn watch_orphan(&mut self) {
         let after = orphan_after(&self.engine).filter(|_| self.session.is_none());
         match after {
@@ -583,14 +583,10 @@ impl TargetLoop {
     }
 }
 
-/// How long a source may stay away before what it left here goes; for ever when this host owns the
-/// images or may have to.
+/// How long a source may stay away before what it left here goes; for ever when this host owns the images or may have
+/// to, and when it has handed them back: a source that is lost may have had the only other copy.
 fn orphan_after(engine: &Target) -> Option<Duration> {
-    match engine.phase() {
-        dray_engine::Phase::Copy => Some(ORPHAN_AFTER),
-        _ if engine.is_over() && !engine.owns() => Some(FENCED_AFTER),
-        _ => None,
-    }
+    (engine.phase() == dray_engine::Phase::Copy).then_some(ORPHAN_AFTER)
 }
 
 #[cfg(test)]
@@ -619,7 +615,7 @@ mod tests {
         assert_eq!(after(&[prepared.clone(), void]), Some(ORPHAN_AFTER));
         assert_eq!(after(&[prepared.clone(), committed.clone()]), None);
         let fenced = [prepared.clone(), committed.clone(), TargetRecord::Fenced];
-        assert_eq!(after(&fenced), Some(FENCED_AFTER));
+        assert_eq!(after(&fenced), None);
         assert_eq!(after(&[prepared, committed, TargetRecord::Complete]), None);
     }
 }

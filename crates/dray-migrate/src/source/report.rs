@@ -188,6 +188,8 @@ impl Report {
                 self.verified = Some((*blocks, *different));
             }
             SourceNotice::Done => self.mark_once(Mark::Done),
+            // Why it was not started says nothing of why it has come back.
+            SourceNotice::TakenBack => self.guest_waits(None),
             SourceNotice::HandoverFailed { why } => {
                 self.slot.board.notice(format!("handover failed: {why}"));
             }

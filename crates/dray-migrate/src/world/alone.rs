@@ -9,7 +9,7 @@ use dray_files::StatePath;
 use dray_files::files::sim::Fault;
 use dray_host::folder::intent::{Settings, TargetImageIntent, TargetIntent};
 use dray_host::folder::log::{Folder, Log, TARGET_INTENT, TARGET_JOURNAL};
-use dray_host::folder::standing;
+use dray_host::folder::standing::{self, Unserved};
 use dray_image::ImageNames;
 use dray_net::{NetError, NetErrorKind};
 use dray_types::{Attempt, BLOCK_SIZE, BlockSet, Epoch, ImageId, MigrationId};
@@ -186,7 +186,38 @@ fn an_owner_listens_to_none_of_it() {
 #[test]
 fn what_was_handed_back_goes_when_its_source_has_it() {
     let back = [TargetRecord::Touched, promise(), committed(), TargetRecord::Fenced];
-    assert_eq!(goes(&back), [false, false, true, false, true, false, false, false]);
+    assert_eq!(goes(&back), [false, false, true, false, true, false, true, false]);
+    for told in TOLD {
+        let mut host = target_with(&back);
+        assert!(tell(&mut host, 0, told));
+        if durable(&mut host).0 {
+            let says = shown(&host).1.is_some_and(|hint| hint.contains("`dray claim x"));
+            let asked = matches!(told, Err(_) | Ok(Fate::Unknown { .. }));
+            assert_eq!(says, asked, "{told:?}");
+        }
+    }
+}
+
+/// An operator removes what was handed back once its source has said that it does not know it; while the source is
+/// away it may be the only copy.
+#[test]
+fn what_was_handed_back_is_removed_by_an_operator_when_its_source_does_not_know_it() {
+    let back = [TargetRecord::Touched, promise(), committed(), TargetRecord::Fenced];
+    for unknown in [false, true] {
+        let mut host = target_with(&back);
+        let done = host.within(|agent| {
+            let (answer, mut gone) = oneshot::channel();
+            let here = agent.here();
+            let slot = &here.as_ref().unwrap().slot;
+            slot.send(receiver::Input::TakeBack { unknown, answer });
+            drop(here);
+            agent.pump();
+            gone.try_recv().unwrap()
+        });
+        let kept = Err(Unserved::HandedBack);
+        assert_eq!(done, Some(if unknown { Ok(()) } else { kept }));
+        assert_eq!(durable(&mut host).0, !unknown);
+    }
 }
 
 /// A session has been there since the question: the answer is of another time.

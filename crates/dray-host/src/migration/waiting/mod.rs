@@ -8,7 +8,7 @@ use crate::folder::intent::{SourceIntent, TargetIntent};
 use crate::folder::log::{
     End, Folder, Log, SOURCE_INTENT, SOURCE_JOURNAL, TARGET_INTENT, TARGET_JOURNAL,
 };
-use crate::folder::standing;
+use crate::folder::standing::{self, Unserved};
 use crate::registry::Registry;
 use crate::registry::left::Left;
 use dray_engine::TargetRecord;
@@ -124,8 +124,9 @@ pub struct Unowned {
     pub images: Vec<ImageId>,
     /// Its source has said how far it is; it was only prepared until then.
     begun: bool,
-    /// This host has promised to serve them: only its source says that this is void.
-    pub promised: bool,
+    /// What this host has done with them. Only its source says that a promise is void, and that what was handed back
+    /// is of no use.
+    pub done: Unserved,
     /// A file in which an image was to come is lost.
     lost: bool,
 }
@@ -135,7 +136,7 @@ impl Unowned {
     /// claimed here, is of no use once a part of it is lost: who has claimed the images there has all of them.
     pub fn is_unwanted(&self, told: Fate) -> bool {
         let ended = matches!(told, Fate::Abandoned | Fate::Claimed);
-        fate::is_unwanted(told, self.begun) || self.lost && ended
+        fate::is_unwanted(told, self.done, self.begun) || self.lost && ended
     }
 }
 
@@ -212,7 +213,7 @@ impl Unrevived {
     }
 
     /// A migration to here that waits, and owns nothing, is given up, durably: when it is brought back, it ends. One
-    /// that has promised is only if its source `says` that it is void. Whether it is.
+    /// that has promised, or handed its images back, is only if its source `says` that it is void. Whether it is.
     ///
     /// # Errors
     /// What the file system reports.
@@ -227,7 +228,9 @@ impl Unrevived {
         let _opening = registry.hold_files()?;
         let Some(one) = self.find(End::Target, migration) else { return Ok(false) };
         let waits = look(registry, &one.folder)?;
-        let may = |it: &Unowned| !it.promised || says.is_some_and(|fate| it.is_unwanted(fate));
+        let may = |it: &Unowned| {
+            it.done == Unserved::Received || says.is_some_and(|fate| it.is_unwanted(fate))
+        };
         if !waits.as_ref().is_some_and(may) {
             return Ok(false);
         }
@@ -289,7 +292,7 @@ fn look(registry: &Registry, folder: &Folder) -> io::Result<Option<Unowned>> {
     }
     let intent: TargetIntent = read_intent(folder, TARGET_INTENT)?;
     let records = standing::read(&folder.file(TARGET_JOURNAL))?;
-    let Some(promised) = standing::has_promised(&records) else { return Ok(None) };
+    let Some(done) = standing::unserved(&records) else { return Ok(None) };
     let images = intent.images.iter().filter(|image| !image.offer.read_only);
     let images = images.map(|image| image.offer.id).collect();
     let ours = registry.all_records().into_iter();
@@ -298,8 +301,8 @@ fn look(registry: &Registry, folder: &Folder) -> io::Result<Option<Unowned>> {
         migration: intent.migration,
         peer: intent.peer,
         images,
-        begun: promised || records.contains(&TargetRecord::Touched),
-        promised,
+        begun: done != Unserved::Received || records.contains(&TargetRecord::Touched),
+        done,
         lost: ours.any(|record| registry.has_lost_arriving(&record)),
     }))
 }
