@@ -8,6 +8,7 @@ use dray_engine::source::SourceNotice;
 use dray_host::abort;
 use dray_host::folder::intent::{SourceIntent, TargetIntent};
 use dray_host::folder::log::{End, Folder};
+use dray_host::registry::Process;
 use dray_image::Image;
 use dray_migrate::guest::receiver::TargetVmTask;
 use dray_migrate::guest::source::{Outcome, SourceVmTask};
@@ -184,6 +185,7 @@ impl Agent {
         // The thread is there, and waits for it.
         let _ = owners.send(owner);
         self.targets.insert(slot.board.migration, Arc::clone(&slot));
+        let attachments = Arc::clone(&self.attachments);
         let task = TargetVmTask {
             slot,
             released: false,
@@ -194,7 +196,9 @@ impl Agent {
             config: Arc::clone(&self.config),
             hypervisor: Arc::clone(&self.hypervisor),
             registry: Arc::clone(&self.registry),
-            attachments: Arc::clone(&self.attachments),
+            cut_off: Arc::new(move |Process { pid, started }| {
+                attachments.cut(dray_serve::Process { pid, started });
+            }),
             checked,
             reached: None,
         };

@@ -13,7 +13,6 @@ use dray_host::registry::{Process, Registry};
 use dray_net::tunnel;
 use dray_net::{NetError, NetErrorKind, Stream};
 use dray_qemu::LayerPlan;
-use dray_serve::Attachments;
 use dray_types::Why;
 use dray_vm::attached::Expected;
 use dray_vm::hypervisor::{Arrival, Hypervisor, Vm};
@@ -51,8 +50,8 @@ pub struct TargetVmTask {
     pub hypervisor: Arc<dyn Hypervisor>,
     /// The images of this host.
     pub registry: Arc<Registry>,
-    /// Who is attached to them.
-    pub attachments: Arc<Attachments>,
+    /// Breaks the connections of a process to them.
+    pub cut_off: Arc<dyn Fn(Process) + Send + Sync>,
     /// The QEMU whose disks were looked at last, and are the migration's.
     pub checked: Option<QemuProcess>,
     /// The QEMU that was seen to have everything, and was asked for nothing since.
@@ -153,10 +152,7 @@ impl TargetVmTask {
             let of_past = names.filter_map(|name| self.registry.vm_does_not_come(name, old));
             of_past.reduce(|_, same| same)
         });
-        for process in again.into_iter().chain(replaced) {
-            let Process { pid, started } = process;
-            self.attachments.cut(dray_serve::Process { pid, started });
-        }
+        again.into_iter().chain(replaced).for_each(|process| (self.cut_off)(process));
     }
 
     async fn listen(&mut self, waiting: &mut Option<Box<dyn Arrival>>) -> Result<(), NotDone> {

@@ -306,6 +306,7 @@ impl Canned for Claim {
             bytes_lost: 655_360,
             lost,
             others: vec!["b".to_owned()],
+            attached: vec![77],
         })
     }
 }
