@@ -113,18 +113,10 @@ impl Agent {
         let mut heard = None;
         while !sought.is_empty() {
             let images = sought.iter().map(|sought| sought.base.clone()).collect();
-            let request = Request::Bases { pool: pool.map(str::to_owned), images };
-            let states = match self.ask(&intent.peer, &request).await {
-                Ok(Reply::Bases { images }) if images.len() == sought.len() => images,
-                // It will say the same when it is asked for room.
-                Err(NetError { kind: NetErrorKind::Refused(_), .. }) => {
-                    return Ok(lying);
-                }
+            let states = match self.bases_there(&intent.peer, pool, images).await {
+                Ok(Some(states)) => states,
+                Ok(None) => return Ok(lying),
                 Err(why) if heard.is_none_or(|at: Instant| at.elapsed() > AWAY) => return Err(why),
-                Ok(_) => {
-                    let why = "the peer's answer does not fit the question";
-                    return Err(NetError::new(NetErrorKind::Protocol, why));
-                }
                 Err(_) => {
                     tokio::time::sleep(EVERY).await;
                     continue;
@@ -152,6 +144,26 @@ impl Agent {
             pause = (pause * 2).min(EVERY);
         }
         Ok(lying)
+    }
+
+    /// What the target says of these files; none when it refuses: it will say the same when it is asked for room.
+    async fn bases_there(
+        &self,
+        peer: &str,
+        pool: Option<&str>,
+        images: Vec<SoughtBase>,
+    ) -> Result<Option<Vec<BaseThere>>, NetError> {
+        let count = images.len();
+        let request = Request::Bases { pool: pool.map(str::to_owned), images };
+        match self.ask(peer, &request).await {
+            Ok(Reply::Bases { images }) if images.len() == count => Ok(Some(images)),
+            Ok(_) => {
+                let why = "the peer's answer does not fit the question";
+                Err(NetError::new(NetErrorKind::Protocol, why))
+            }
+            Err(NetError { kind: NetErrorKind::Refused(_), .. }) => Ok(None),
+            Err(why) => Err(why),
+        }
     }
 
     /// Takes the target's answers in and looks how far the same files are here; what is decided is no

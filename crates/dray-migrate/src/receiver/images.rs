@@ -129,6 +129,28 @@ fn check_served(
     Err(io::Error::new(io::ErrorKind::InvalidData, why))
 }
 
+/// What an image is that the registry does not have: nothing that is missed, or an error.
+fn absent<T>(
+    registry: &Registry,
+    migration: MigrationId,
+    name: &str,
+    (over, discarded): (bool, bool),
+) -> Option<io::Result<T>> {
+    let closed = registry.closed(name);
+    let is_ours = |record: &ImageRecord| record.migration == Some(migration);
+    let waits = closed.as_ref().and_then(|closed| closed.absent.as_ref());
+    let waits = waits.filter(|it| is_ours(&it.record));
+    // What comes here is not needed any more, and its file is lost.
+    if let Some(it) = waits.filter(|it| discarded && registry.has_lost_arriving(&it.record)) {
+        it.disk.withdraw();
+        return registry.forget_arriving(&it.record).err().map(Err);
+    }
+    // One whose record cannot be read may be ours as well.
+    let ours = closed.is_some_and(|closed| closed.absent.is_none_or(|it| is_ours(&it.record)));
+    let why = format!("image '{name}' of the migration is missing");
+    (!over || ours).then(|| Err(io::Error::new(io::ErrorKind::NotFound, why)))
+}
+
 /// All images, in the migration's order.
 pub struct TargetImages {
     migration: MigrationId,
@@ -157,26 +179,10 @@ impl TargetImages {
         inputs: &Sender<Input>,
         (new, owned, over, discarded): (bool, bool, bool, bool),
     ) -> io::Result<Self> {
+        let (registry, migration) = (&parts.registry, intent.migration);
         let open = |(ix, image): (usize, &TargetImageIntent)| {
-            let name = image.name_here();
-            let Some(entry) = parts.registry.get(name) else {
-                let closed = parts.registry.closed(name);
-                let is_ours = |record: &ImageRecord| record.migration == Some(intent.migration);
-                let waits = closed.as_ref().and_then(|closed| closed.absent.as_ref());
-                let waits = waits.filter(|it| is_ours(&it.record));
-                // What comes here is not needed any more, and its file is lost.
-                if let Some(it) =
-                    waits.filter(|it| discarded && parts.registry.has_lost_arriving(&it.record))
-                {
-                    it.disk.withdraw();
-                    return parts.registry.forget_arriving(&it.record).err().map(Err);
-                }
-                // One whose record cannot be read may be ours as well.
-                let ours = closed.is_some_and(|closed| {
-                    closed.absent.is_none_or(|absent| is_ours(&absent.record))
-                });
-                let why = format!("image '{name}' of the migration is missing");
-                return (!over || ours).then(|| Err(io::Error::new(io::ErrorKind::NotFound, why)));
+            let Some(entry) = registry.get(image.name_here()) else {
+                return absent(registry, migration, image.name_here(), (over, discarded));
             };
             let present = parts.folder.file(&present_name(ix));
             let blocks = BlockRange::whole(entry.disk.geometry().len).len;
@@ -184,8 +190,7 @@ impl TargetImages {
             let known =
                 PresentFile::open(&present, &entry.record().path, blocks).and_then(|present| {
                     let begun = present.has_begun();
-                    check_served(&entry.record(), intent.migration, (owned, begun))
-                        .map(|()| present)
+                    check_served(&entry.record(), migration, (owned, begun)).map(|()| present)
                 });
             Some(known.map(|present| Open {
                 intent: image.clone(),
@@ -201,8 +206,7 @@ impl TargetImages {
         let written = Intents::open(&parts.folder.file("written"), &lens, new);
         let overwritten = Intents::open(&parts.folder.file("overwritten"), &lens, new);
         let lines = parts.folder.file("lines");
-        let registry = Arc::clone(&parts.registry);
-        let (migration, inputs, threads) = (intent.migration, inputs.clone(), parts.threads);
+        let (registry, inputs, threads) = (Arc::clone(registry), inputs.clone(), parts.threads);
         Ok(Self { migration, registry, all, written, overwritten, lines, inputs, threads })
     }
 

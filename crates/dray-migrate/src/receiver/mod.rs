@@ -71,7 +71,7 @@ pub enum Input {
     /// The session with this number is gone.
     SessionDown(u64, String),
     /// A message came in the session with this number.
-    FromPeer(u64, Envelope<ToTarget>),
+    FromPeer(u64, Envelope<ToTarget>, dray_net::memory::Held),
     /// A message for the source's shell.
     Say(ToSourceShell),
     /// Verification has looked at everything: blocks compared, blocks that differ.
@@ -398,7 +398,7 @@ impl TargetLoop {
             Input::Peek(peek) => self.peek(peek),
             Input::SessionUp(session) => self.session_up(session),
             Input::SessionDown(number, why) => self.session_down(number, &why),
-            Input::FromPeer(number, message) => self.heard(number, message),
+            Input::FromPeer(number, message, _held) => self.heard(number, message),
             Input::Say(message) => {
                 self.released |= message == ToSourceShell::Released(Ok(()));
                 self.say(&message);

@@ -153,9 +153,9 @@ impl TargetSlot {
             dray_net::control_stream::<ToSource, ToTarget>(stream, settings, &self.stats);
         let slot = Arc::clone(self);
         let reader = tokio::spawn(async move {
-            while let Some(message) = incoming.next().await {
+            while let Some(message) = incoming.next_held().await {
                 match message {
-                    Ok(message) => slot.send(Input::FromPeer(number, message)),
+                    Ok((message, held)) => slot.send(Input::FromPeer(number, message, held)),
                     Err(why) => slot.send(Input::SessionDown(number, why.to_string())),
                 }
             }

@@ -105,7 +105,11 @@ impl World {
             while let Ok(bytes) = link.to_target.try_recv() {
                 let message = decode::<ToTarget>(&bytes);
                 if let Some(here) = to.here().as_ref() {
-                    here.slot.send(receiver::Input::FromPeer(link.number, message));
+                    here.slot.send(receiver::Input::FromPeer(
+                        link.number,
+                        message,
+                        Held::default(),
+                    ));
                 }
             }
             while let Ok(bytes) = link.to_source.try_recv() {
