@@ -3,7 +3,7 @@
 use super::absolute;
 use crate::client::Client;
 use crate::output::Output;
-use crate::show::backup::{cancelled, collected, listing, pruned, repository_made};
+use crate::show::backup::{cancelled, collected, listing, overview, pruned, repository_made};
 use clap::Subcommand;
 use dray_api::{ApiResult, BackupCancel, BackupGc, BackupInit, BackupPrune, Backups, Repository};
 use std::path::{Path, PathBuf};
@@ -112,7 +112,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         None => {
             let command = Backups { repository: None, image: None };
             let found = client.call(command).await?;
-            output.result(&found, listing);
+            output.result(&found, overview);
         }
         Some(Action::List { repository, image }) => {
             let repository = Some(named(repository)?);

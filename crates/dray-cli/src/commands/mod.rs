@@ -15,6 +15,7 @@ mod claim;
 mod completions;
 mod hot_set;
 mod images;
+mod info;
 mod limit;
 mod lineage;
 mod migrate;
@@ -44,7 +45,7 @@ use crate::client::Client;
 use crate::output::Output;
 use crate::show::troubles;
 use clap::Subcommand;
-use dray_api::{ApiResult, ErrorKind, Info, Refusal};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_types::Why;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -132,6 +133,8 @@ commands! {
     Claim = claim, asks;
     /// End the wait of guest I/O for a lost source
     Unstall = unstall, asks;
+    /// Show who the agent is, and what does not work on its host
+    Info = info, asks;
     /// Show whether the peers of the configuration answer
     Peers = peers, asks;
     /// Make the certificates by which agents identify each other
@@ -153,7 +156,7 @@ fn wait(work: impl Future<Output = ApiResult<ExitCode>>) -> ApiResult<ExitCode> 
 
 /// Tells what does not work on the agent's host, on standard error: there it is in nobody's way.
 async fn tell_troubles(client: &Client, output: &Output) -> ApiResult<()> {
-    let info = client.call(Info {}).await?;
+    let info = client.call(dray_api::Info {}).await?;
     let text = troubles::lines(&info.troubles, output.style_err());
     if !text.is_empty() {
         output.note(text.trim_end());

@@ -79,6 +79,19 @@ pub fn listing(found: &BackupListing, style: Style) -> String {
     text
 }
 
+/// What is configured and under way. What lies in a repository that was named in a command is not asked for.
+pub fn overview(found: &BackupListing, style: Style) -> String {
+    let mut text = String::new();
+    if found.destinations.is_empty() {
+        let running = if found.running.is_empty() { ", and no backup is running" } else { "" };
+        text += &format!("no repository is configured{running}\n");
+    }
+    if !found.running.is_empty() || !found.destinations.is_empty() {
+        text += &listing(found, style);
+    }
+    text + "`dray backups list URL|NAME` lists the backups in a repository\n"
+}
+
 fn under_way(running: &BackupProgress, style: Style) -> String {
     let mut text = String::new();
     for image in &running.images {
@@ -203,4 +216,23 @@ pub fn restored(done: &Restored, style: Style) -> String {
         seconds(done.seconds),
         done.path.display()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_asked_for_is_not_called_absent() {
+        let style = Style { colour: false };
+        let nothing = overview(&BackupListing::default(), style);
+        assert!(nothing.starts_with("no repository is configured, and no backup is running\n"));
+        assert!(
+            nothing.contains("`dray backups list URL|NAME`") && !nothing.contains("no backups")
+        );
+        let to = "file:///nas".to_owned();
+        let running = vec![BackupProgress { to, images: Vec::new(), elapsed_seconds: 1.0 }];
+        let running = BackupListing { running, ..BackupListing::default() };
+        assert!(!overview(&running, style).contains("no backup is running"));
+    }
 }

@@ -44,6 +44,7 @@ const RESULTS: &[(&str, &str)] = &[
     ("limit-none", "limit none"),
     ("limit-not-kept", "limit none full"),
     ("peers", "peers"),
+    ("info", "info"),
     ("adopt", "adopt --qmp /q"),
     ("release", "release --qmp /q"),
     ("resize", "resize a 40GiB"),
