@@ -1,5 +1,6 @@
 //! `dray images`: what this host serves.
 
+use super::released::qemu_has_it;
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{
@@ -111,6 +112,9 @@ impl Agent {
             if let Some(closed) = self.registry.closed(name) {
                 let Reason { why, hint, .. } = closed.reason;
                 return Refusal::new(ErrorKind::Conflict, what, why).hint(hint);
+            }
+            if let Some(note) = self.released_named(name) {
+                return qemu_has_it(what, &note);
             }
             Refusal::new(ErrorKind::NotFound, what, "no image of that name is on this host")
                 .hint("`dray images` lists the images")

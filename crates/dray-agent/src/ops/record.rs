@@ -69,10 +69,7 @@ impl Answers<Record> for Arc<Agent> {
     async fn answer(&self, command: Record, events: Events) -> ApiResult<Recorded> {
         let Record { image, duration_ms } = command;
         let what = format!("cannot record image '{image}'");
-        let entry = self.registry.get(&image).ok_or_else(|| {
-            Refusal::new(ErrorKind::NotFound, &what, "this host has no image of that name")
-                .hint("`dray images` lists them")
-        })?;
+        let entry = self.image(&image)?;
         if !self.serves(&entry) {
             let why = "this host does not serve it to guests";
             return Err(Refusal::new(ErrorKind::Conflict, what, why)

@@ -71,6 +71,22 @@ impl Agent {
     }
 }
 
+/// What is told of an image that `dray images` lists, and that a QEMU has as a plain file.
+pub(super) fn qemu_has_it(what: String, note: &Released) -> Refusal {
+    let (pid, socket) = (note.qemu.pid, note.qemu.socket.display());
+    let (why, hint) = match note.qemu.runs() {
+        true => (
+            format!("it was released: QEMU, process {pid}, has it as a plain file"),
+            format!("put the vm's disks under dray first: `dray adopt --qmp {socket}`"),
+        ),
+        false => (
+            "it was released, and its vm has ended".to_owned(),
+            format!("`dray images add` serves its file, {}", note.image.path.display()),
+        ),
+    };
+    Refusal::new(ErrorKind::Conflict, what, why).hint(hint)
+}
+
 /// Why a disk was not released, as the API tells it.
 pub(super) fn not_released(what: &str, why: NotReleased) -> Refusal {
     match &why {

@@ -134,6 +134,10 @@ fn only_what_was_written_goes_back_twice_over() {
         (&lineage["state"], lineage["past"][0]["host"].as_str()),
         (&"released".into(), Some("hosta"))
     );
+    let claim = ["claim", "disk0.raw", "--source-is-fenced"];
+    let refused = stage.lab.host("b").dray(&claim).expect("claim");
+    assert_eq!(refused.code, 6, "{refused:?}");
+    assert!(refused.stderr.contains("`dray adopt --qmp /"), "it is not unknown: {refused:?}");
     write(&mut stage);
     let planned = planned_back(&stage);
     let images = move_back(&mut stage, "back", &[]);
