@@ -1,6 +1,7 @@
 //! `dray check-config`.
 
 use crate::output::Output;
+use crate::show::units::counted;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_config::explain::ways_in;
 use dray_config::start::Start;
@@ -20,6 +21,9 @@ The command also checks that pools, certificates and the keys of backup reposito
 that the certificates are valid, and that only their owner can read the keys. It starts nothing
 and changes nothing. For each problem it says how an agent that starts now would act: leave a
 part out, or use the last good configuration.";
+
+/// Certificates that are valid for fewer days are to be renewed.
+const SOON: u64 = 30;
 
 /// Arguments of `dray check-config`.
 #[derive(clap::Args, Debug)]
@@ -63,17 +67,21 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
         explain(&config, output);
         return Ok(ExitCode::SUCCESS);
     }
+    let days = dray_net::tls::days_left(&config.tls_dir).unwrap_or_default();
     let Config { name, pools, peers, .. } = config;
     let pools: Vec<String> = pools.into_iter().map(|pool| pool.name).collect();
     let peers: Vec<String> = peers.all().iter().map(|peer| peer.name.clone()).collect();
-    let result = json!({ "result": "good", "name": name, "pools": pools, "peers": peers });
+    let result = json!({ "result": "good", "name": name, "pools": pools, "peers": peers,
+        "certificate_days_left": days });
     output.result(&result, |_, style| {
         let list = |names: &[String]| match names {
             [] => "none".to_owned(),
             names => names.join(", "),
         };
         let (pools, peers) = (list(&pools), list(&peers));
-        format!("{} {file} is good: {name}, pools {pools}, peers {peers}\n", style.good("✓"))
+        let left = format!("the certificates are valid for {}\n", counted(days, "more day"));
+        let left = if days < SOON { style.warn(&left) } else { left };
+        format!("{} {file} is good: {name}, pools {pools}, peers {peers}\n{left}", style.good("✓"))
     });
     Ok(ExitCode::SUCCESS)
 }

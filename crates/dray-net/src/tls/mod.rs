@@ -157,6 +157,25 @@ pub fn judge_own(dir: &Path, file: &str, name: &str) -> Result<(), TlsError> {
     Ok(())
 }
 
+/// Whole days for which all certificates of this host are valid still, its authority's among them; 0 when one has
+/// expired.
+///
+/// # Errors
+/// A file that is missing, or is no certificate.
+pub fn days_left(dir: &Path) -> Result<u64, TlsError> {
+    let now = UnixTime::now().as_secs();
+    let left = |file: &str| {
+        let path = dir.join(file);
+        let certs = read_certs(&path)?;
+        let (_, cert) = x509_parser::parse_x509_certificate(&certs[0])
+            .map_err(|why| error(&path, why.to_string()))?;
+        let until = u64::try_from(cert.validity().not_after.timestamp()).unwrap_or_default();
+        Ok(until.saturating_sub(now) / 86_400)
+    };
+    let all = [CA_CERT, SERVER_CERT, CLIENT_CERT].map(left);
+    all.into_iter().reduce(|least, one| Ok(least?.min(one?))).unwrap_or(Ok(0))
+}
+
 /// The DNS names a certificate is for.
 pub fn dns_names(cert: &CertificateDer<'_>) -> Vec<String> {
     use x509_parser::extensions::GeneralName;
