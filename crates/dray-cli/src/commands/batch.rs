@@ -6,12 +6,16 @@ use crate::output::Output;
 use crate::progress::batch::follow;
 use crate::show::batch::{ended, list};
 use clap::Subcommand;
-use dray_api::{ApiResult, BatchCancel, BatchLimit, BatchRef, BatchWatch, Batches};
+use dray_api::{
+    ApiResult, BatchCancel, BatchLimit, BatchRef, BatchStatus, BatchWatch, Batches, ErrorKind,
+    Refusal,
+};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
   dray batch                   all batches and their progress
+  dray batch 7b                the migrations of one, also when it is over
   dray batch watch             the only batch that runs
   dray batch limit 1Gbit       limit all its migrations together, from now on
   dray batch cancel 7b         start no more; cancel those before their handover
@@ -21,8 +25,10 @@ its own, as any other migration, for `dray status`, `dray cancel` and `dray limi
 
 /// Arguments of `dray batch`.
 #[derive(clap::Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Args {
+    /// Show the migrations of this batch: its id, or the start of it
+    batch: Option<String>,
     #[command(subcommand)]
     what: Option<Action>,
 }
@@ -54,7 +60,12 @@ enum Action {
 
 /// Shows, follows, paces or cancels the migrations of a batch.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
-    match args.what.unwrap_or(Action::List) {
+    let what = match (args.what, args.batch) {
+        (Some(what), _) => what,
+        (None, Some(batch)) => return show(&batch, client, output).await,
+        (None, None) => Action::List,
+    };
+    match what {
         Action::List => {
             let found = client.call(Batches {}).await?;
             output.result(&found, |found, style| list(found, style));
@@ -75,4 +86,29 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Shows the migrations of the batch whose id begins like this.
+async fn show(start: &str, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let all = client.call(Batches {}).await?;
+    let named = |batch: &&BatchStatus| batch.batch.to_string().starts_with(start);
+    let mut found = all.iter().filter(named);
+    let what = format!("cannot show batch '{start}'");
+    let hint = "`dray batch` lists the batches";
+    match (found.next(), found.next()) {
+        (Some(batch), None) => {
+            output.result(batch, ended);
+            Ok(ExitCode::SUCCESS)
+        }
+        (None, _) => {
+            Err(Refusal::new(ErrorKind::NotFound, what, "no batch has an id that begins like this")
+                .hint(hint))
+        }
+        _ => Err(Refusal::new(
+            ErrorKind::Invalid,
+            what,
+            "several batches have ids that begin like this",
+        )
+        .hint(hint)),
+    }
 }

@@ -57,6 +57,7 @@ const RESULTS: &[(&str, &str)] = &[
     ("backfill-pause", "backfill pause vm1-root"),
     ("backfill-rate", "backfill rate 200Mbit --qmp /q"),
     ("batch", "batch"),
+    ("batch-one", "batch 6a"),
     ("batch-cancel", "batch cancel"),
     ("batch-limit", "batch limit none 7b"),
     ("batch-detached", "migrate --each --image a --to hostb --detach"),

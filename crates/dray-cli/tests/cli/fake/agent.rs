@@ -354,7 +354,8 @@ impl Canned for Backfill {
 
 impl Canned for Batches {
     fn canned(self) -> ApiResult<Vec<BatchStatus>> {
-        Ok(vec![batch(), batch_ended()])
+        let older = BatchStatus { batch: dray_types::BatchId(0x6a << 120), ..batch_ended() };
+        Ok(vec![batch(), older])
     }
 }
 
