@@ -146,8 +146,9 @@ pub struct Planned {
     pub memory_written: u64,
     /// Bytes of data in the images.
     pub data: u64,
-    /// Bytes a second that guests write to them.
-    pub written: u64,
+    /// Bytes a second that guests write to them; none when an agent does not see it, because a disk is not under
+    /// dray. The prediction takes it for nothing then.
+    pub written: Option<u64>,
     /// Where each image would come from.
     #[serde(default)]
     pub images: Vec<PlannedImage>,

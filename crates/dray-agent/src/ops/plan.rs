@@ -91,6 +91,7 @@ impl Agent {
         let load = forecast::load(&moved, &contents, conditions, command.bandwidth);
         let whole: Vec<_> = moved.iter().map(|image| BlockRange::whole(image.len)).collect();
         let (link, link_from) = forecast::link(conditions, command.bandwidth);
+        let written: f64 = load.chunks.iter().map(|chunk| chunk.written).sum();
         Ok(Planned {
             to: command.to.clone(),
             link: link as u64,
@@ -99,7 +100,7 @@ impl Agent {
             memory: conditions.memory,
             memory_written: conditions.memory_dirty,
             data: planned.iter().map(|image| image.data).sum(),
-            written: load.chunks.iter().map(|chunk| chunk.written).sum::<f64>() as u64,
+            written: moved.iter().all(|image| image.heat.is_some()).then_some(written as u64),
             images: planned,
             indexed: survey.indexed,
             silent: survey.silent,

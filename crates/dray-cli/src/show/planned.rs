@@ -56,7 +56,7 @@ pub fn planned(plan: &Planned, style: Style) -> String {
     let rows: Vec<[String; 7]> = plan.strategies.iter().map(row).collect();
     let mut text = format!(
         "to {}: {} of data and {} of memory at {} ({}), {} round trip\n\
-         the guest writes {} to its disks and {} to its memory\n{}\n{}",
+         {}\n{}\n{}",
         plan.to,
         bytes(plan.data),
         bytes(plan.memory),
@@ -67,8 +67,7 @@ pub fn planned(plan: &Planned, style: Style) -> String {
             LinkFrom::Assumed => "assumed",
         },
         millis(plan.rtt_ms),
-        rate(plan.written),
-        rate(plan.memory_written),
+        written(plan, style),
         from_where(plan, style),
         table(head, &rows, style),
     );
@@ -78,6 +77,21 @@ pub fn planned(plan: &Planned, style: Style) -> String {
         }
     }
     text
+}
+
+/// What the guest writes, or that nobody here sees it.
+fn written(plan: &Planned, style: Style) -> String {
+    let memory = rate(plan.memory_written);
+    match plan.written {
+        Some(written) => {
+            format!("the guest writes {} to its disks and {memory} to its memory", rate(written))
+        }
+        None => {
+            let unknown = "what it writes to its disks is unknown until they are under dray, and \
+                           counts as nothing here";
+            format!("the guest writes {memory} to its memory\n{}", style.warn(unknown))
+        }
+    }
 }
 
 /// Where each image's bytes would come from, and what cannot be used or is not known.

@@ -50,6 +50,7 @@ const RESULTS: &[(&str, &str)] = &[
     ("resize", "resize a 40GiB"),
     ("claim", "claim a --source-is-fenced --accept-loss"),
     ("plan", "plan --image a --to hostb --bandwidth 800Mbit"),
+    ("plan-unknown", "plan --image a --to hostc"),
     ("plan-several", "plan --vm /q --image a --each --to hostb"),
     ("seed", "seed --image a --to hostc"),
     ("seed-nothing", "seed --image a --to hostb"),

@@ -268,7 +268,7 @@ pub(super) fn planned(command: Plan) -> Planned {
         memory: 4 << 30,
         memory_written: 1 << 20,
         data: 3 << 30,
-        written: 2_500_000,
+        written: (command.to != "hostc").then_some(2_500_000),
         images: vec![
             PlannedImage {
                 image: "vm1-root".into(),
