@@ -10,6 +10,7 @@ use dray_host::folder::intent::{SourceIntent, TargetIntent};
 use dray_host::folder::log::{End, Folder};
 use dray_host::registry::Process;
 use dray_image::Image;
+use dray_migrate::guest::behind::Behind;
 use dray_migrate::guest::receiver::TargetVmTask;
 use dray_migrate::guest::source::{Outcome, SourceVmTask};
 use dray_migrate::messages::ToSourceShell;
@@ -196,6 +197,7 @@ impl Agent {
             config: Arc::clone(&self.config),
             hypervisor: Arc::clone(&self.hypervisor),
             registry: Arc::clone(&self.registry),
+            behind: Behind::default(),
             cut_off: Arc::new(move |Process { pid, started }| {
                 attachments.cut(dray_serve::Process { pid, started });
             }),

@@ -180,8 +180,8 @@ impl Agent {
     }
 
     /// At its target a migration is taken back only while its source cannot be asked, and only if nothing
-    /// was promised: the source can go on by itself then, whatever it has recorded. What was handed back stays until
-    /// the source has said that it knows nothing of it: the source may be lost.
+    /// was promised: the source can go on by itself then, whatever it has recorded. What was handed back stays, as
+    /// the source may be lost, unless an image of it was claimed there.
     async fn take_back(&self, slot: &Arc<TargetSlot>) -> ApiResult<Cancelled> {
         let migration = slot.board.migration;
         let (what, peer) = (format!("cannot cancel migration {migration}"), slot.intent().peer);
@@ -197,8 +197,8 @@ impl Agent {
                 return Err(conflict(why).hint(format!("run it on {peer}")));
             }
             let (answer, gone) = oneshot::channel();
-            let unknown = matches!(told, Some(Ok(Fate::Unknown { .. })));
-            slot.send(receiver::Input::TakeBack { unknown, answer });
+            let claimed = matches!(told, Some(Ok(Fate::Claimed)));
+            slot.send(receiver::Input::TakeBack { claimed, answer });
             match tokio::time::timeout(CANCEL_TIMEOUT, gone).await {
                 Ok(Ok(Ok(()))) => {}
                 Ok(Ok(Err(done @ (Unserved::Promised | Unserved::HandedBack)))) => {

@@ -122,7 +122,13 @@ fn what_was_handed_back_goes_when_its_source_has_claimed_it() {
     let claimed = stage.lab.host("a").json(&claim).expect("claim");
     let qemu = claimed["attached"].as_array().map(Vec::len);
     assert_eq!(qemu, Some(1), "its old QEMU is still there: {claimed}");
-    stage.lab.host("b").start().expect("restart");
+    let b = stage.lab.host("b");
+    b.start().expect("restart");
+    let claimed = |status: &Value| status["error"]["hint"].to_string().contains("`dray cancel ");
+    b.wait_status(PATIENCE, claimed).expect("it says what to do");
+    let status = b.json(&["status"]).expect("status");
+    let cancelled = b.dray(&["cancel", status[0]["migration"].as_str().expect("an id")]);
+    assert_eq!(cancelled.expect("cancel").code, 0);
     let deadline = Instant::now() + PATIENCE;
     let left = || stage.lab.host("b").pool_files().expect("pool");
     while !left().is_empty() {

@@ -141,6 +141,10 @@ impl<L: Loops> Claims<'_, L> {
             looked => looked?,
         };
         let Ended { others, epoch } = self.end_migration(&record, stopped)?;
+        if let Some(migration) = record.migration {
+            // The VM's QEMU has its guest as it was at the handover, and so is the image.
+            self.registry.vm_stays(migration);
+        }
         let claimed = self.take(entry, &case, served, epoch);
         let (id, lost) = claimed.map_err(|why| self.half_way(entry, why))?;
         if let Some(migration) = record.migration {

@@ -4,7 +4,7 @@
 
 use crate::folder::intent::SourceIntent;
 use crate::folder::log::{Folder, SOURCE_INTENT, SOURCE_JOURNAL};
-use crate::folder::standing::{self, Unserved};
+use crate::folder::standing;
 use crate::record::{CopyState, ImageRecord};
 use crate::registry::Registry;
 use crate::store::Store;
@@ -84,15 +84,14 @@ pub fn of(
     Ok(Fate::Unknown { owned })
 }
 
-/// Whether a target that owns nothing of a migration, and has done this with its images, drops it when its source says
-/// this. It has `begun` once the source has said how far it is.
-pub fn is_unwanted(told: Fate, done: Unserved, begun: bool) -> bool {
+/// Whether a target that owns nothing of a migration drops it when its source says this. It has `begun` once the
+/// source has said how far it is.
+pub fn is_unwanted(told: Fate, begun: bool) -> bool {
     match told {
         Fate::Never => true,
         Fate::Unknown { owned } => owned || !begun,
-        // Whoever has claimed the images there has all of what was handed back.
-        Fate::Claimed => done == Unserved::HandedBack,
-        Fate::Live | Fate::HandedOver | Fate::Abandoned => false,
+        // Of several images that were handed back one may have been claimed, and another be lost there.
+        Fate::Live | Fate::HandedOver | Fate::Abandoned | Fate::Claimed => false,
     }
 }
 

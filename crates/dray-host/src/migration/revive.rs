@@ -14,7 +14,7 @@ use crate::store::Store;
 use dray_engine::SourceRecord;
 use dray_types::{ImageId, MigrationId};
 use serde::de::DeserializeOwned;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
@@ -140,7 +140,7 @@ impl<L: Launch> Revival<'_, L> {
     }
 
     /// Whether a migration that was abandoned will never be resumed: an image of it was let go since, and another
-    /// one has its name.
+    /// one has its name, or it is not on this host any more.
     fn cannot_resume(&self, folder: &Folder, intent: &SourceIntent) -> io::Result<bool> {
         if !is_abandoned(&records_away(folder)?) {
             return Ok(false);
@@ -156,7 +156,20 @@ impl<L: Launch> Revival<'_, L> {
             tracing::info!(image, %migration, "another image has the name of one of its images \
                                                now: the migration cannot be resumed");
         }
-        Ok(replaced.is_some())
+        Ok(replaced.is_some() || self.is_one_gone(intent)?)
+    }
+
+    /// Whether an image of this migration has neither a record here nor a file.
+    fn is_one_gone(&self, intent: &SourceIntent) -> io::Result<bool> {
+        let known: BTreeSet<_> = self.registry.all_records().iter().map(|it| it.id).collect();
+        for image in intent.images.iter().filter(|image| !known.contains(&image.offer.id)) {
+            if !self.registry.at(&image.path).exists()? {
+                tracing::info!(image = image.name, migration = %intent.migration,
+                    "it is not on this host any more: the migration cannot be resumed");
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Closes the images of a migration that cannot be brought back. An intent that cannot be read

@@ -60,7 +60,7 @@ impl KnownClients {
     /// # Errors
     /// What the file system reports.
     pub(super) fn make(path: &StatePath) -> io::Result<()> {
-        path.create()?.write_at(&encode(&boot_id(path), &[], LEN), 0)
+        path.create()?.write_at(&encode::<Process>(&boot_id(path), &[], LEN), 0)
     }
 
     /// Whether the process was attached.

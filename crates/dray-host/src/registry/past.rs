@@ -5,15 +5,17 @@
 //! The list outlives the agent and not the host, and what becomes of the images changes nothing in it. It is written in
 //! place, so that it can be written when the state directory is full.
 
-use super::processes::{Process, boot_id, decode, encode, room_in};
+use super::processes::{Process, Row, boot_id, decode, encode, room_in};
 use super::{Entry, Registry};
 use crate::process::{QemuProcess, boot};
+use crate::record::{CopyState, ImageRecord};
 use dray_files::StatePath;
 use dray_image::{Disk, Error, ErrorKind, Extent, Geometry, Image, Result, ZeroMode};
+use dray_types::MigrationId;
 use std::sync::Arc;
 
 /// Bytes of the list's file: room for some hundreds of QEMUs that nobody has ended.
-const LEN: usize = 4096;
+const LEN: usize = 8192;
 
 /// An image as such a QEMU sees it: nothing is read and nothing is changed.
 pub(super) struct PastImage(pub(super) Arc<Disk>);
@@ -58,10 +60,36 @@ impl Image for PastImage {
     }
 }
 
-/// The processes of these QEMUs.
+/// Such a QEMU, and the migration in which its VM left. One that had waited for a VM in vain is of no migration.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Past {
+    process: Process,
+    migration: Option<MigrationId>,
+}
+
+impl Row for Past {
+    const MAGIC: &'static [u8; 8] = b"DRAYPVM1";
+    const LEN: usize = Process::LEN + 16;
+
+    fn put(self, place: &mut [u8]) {
+        let (process, migration) = place.split_at_mut(Process::LEN);
+        self.process.put(process);
+        let id = self.migration.map_or(0, |migration| migration.0);
+        migration.copy_from_slice(&id.to_le_bytes());
+    }
+
+    fn get(place: &[u8]) -> Option<Self> {
+        let (process, migration) = place.split_at(Process::LEN);
+        let id = u128::from_le_bytes(migration.try_into().ok()?);
+        let migration = (id != 0).then_some(MigrationId(id));
+        Some(Self { process: Process::get(process)?, migration })
+    }
+}
+
+/// All of these QEMUs.
 pub(super) struct PastVms {
     path: StatePath,
-    all: Vec<Process>,
+    all: Vec<Past>,
 }
 
 impl PastVms {
@@ -69,36 +97,40 @@ impl PastVms {
     pub(super) fn load(path: StatePath) -> Self {
         let known = path.read().ok().and_then(|bytes| decode(&bytes, &boot_id(&path)));
         let mut past = Self { path, all: known.unwrap_or_default() };
-        past.all.retain(Process::runs);
+        past.all.retain(|past| past.process.runs());
         // So that there is room for it later.
         past.write();
         past
     }
 
-    /// It waits for a VM, and has had none.
-    fn forget(&mut self, process: Process) -> bool {
-        let before = self.all.len();
-        self.all.retain(|past| *past != process);
-        let known = self.all.len() < before;
-        if known {
-            self.write();
-        }
-        known
-    }
-
     /// Its VM is elsewhere.
-    fn note(&mut self, process: Process) {
-        if self.all.contains(&process) {
+    fn note(&mut self, process: Process, migration: Option<MigrationId>) {
+        if self.of(process).is_some() {
             return;
         }
-        self.all.retain(Process::runs);
-        self.all.push(process);
+        self.all.retain(|past| past.process.runs());
+        self.all.push(Past { process, migration });
         self.write();
+    }
+
+    /// Those of which this is true are so no longer; whether there was one.
+    fn forget(&mut self, is_it: impl Fn(&Past) -> bool) -> bool {
+        let before = self.all.len();
+        self.all.retain(|past| !is_it(past));
+        let any = self.all.len() < before;
+        if any {
+            self.write();
+        }
+        any
+    }
+
+    fn of(&self, process: Process) -> Option<&Past> {
+        self.all.iter().find(|past| past.process == process)
     }
 
     /// Of more than there is room for, the next agent knows the youngest.
     fn write(&self) {
-        let first = self.all.len().saturating_sub(room_in(LEN));
+        let first = self.all.len().saturating_sub(room_in::<Past>(LEN));
         let bytes = encode(&boot_id(&self.path), &self.all[first..], LEN);
         if let Err(why) = self.path.open_or_create().and_then(|file| file.write_at(&bytes, 0)) {
             tracing::warn!(%why, "cannot note which QEMUs are of VMs that have left this host");
@@ -107,48 +139,71 @@ impl PastVms {
 }
 
 impl Registry {
-    /// The VM behind this monitor has left this host with the image called `name`: should its QEMU go on running, that has
-    /// nothing to do with any image any more. The monitor's socket may have been made by a manager, which has other VMs:
-    /// only a process that was attached to the image is the QEMU.
-    pub fn vm_has_left(&self, name: &str, monitor: &QemuProcess) {
+    /// The VM behind this monitor leaves this host in `migration` with the images of these names, which a guest may
+    /// write. Its QEMU has nothing to do with any image any more, unless the VM [stays](Self::vm_stays) after all;
+    /// neither has any other one that had these images and no others. Can be repeated.
+    pub fn vm_leaves(&self, migration: MigrationId, names: &[String], monitor: &QemuProcess) {
         if boot().as_ref() != Some(&monitor.boot) {
             return;
         }
-        let clients = self.clients_that_run(name);
-        let qemu = clients.iter().find(|one| one.is(monitor)).or(match &clients[..] {
-            [only] if monitor.runs() => Some(only),
-            _ => None,
-        });
-        qemu.into_iter().for_each(|qemu| self.past_vms.lock().note(*qemu));
-    }
-
-    /// The QEMU behind this monitor had waited for the VM of the image called `name`, which is not to come to it any
-    /// more: it may have the VM's memory. The process, if it was attached to the image.
-    pub fn vm_does_not_come(&self, name: &str, monitor: &QemuProcess) -> Option<Process> {
-        if boot().as_ref() != Some(&monitor.boot) {
-            return None;
+        let own = Process::of(monitor).filter(Process::runs);
+        let clients: Vec<_> = names.iter().flat_map(|name| self.clients_that_run(name)).collect();
+        let mut leave: Vec<_> = clients.iter().copied().filter(Process::is_emulator).collect();
+        leave.retain(|one| Some(*one) == own || !self.has_other_than(*one, names));
+        leave.extend(own.filter(|own| own.is_emulator() || clients.contains(own)));
+        if let ([only], true) = (&clients[..], leave.is_empty() && own.is_some()) {
+            leave.push(*only);
         }
-        let qemu = self.clients_that_run(name).into_iter().find(|one| one.is(monitor))?;
-        self.past_vms.lock().note(qemu);
-        Some(qemu)
+        let mut past = self.past_vms.lock();
+        leave.into_iter().for_each(|qemu| past.note(qemu, Some(migration)));
     }
 
-    /// This QEMU waits for a VM, and has had none, whatever it had waited for before. The process, if it was taken
-    /// for one of the past.
-    pub fn vm_may_come(&self, monitor: &QemuProcess) -> Option<Process> {
-        let mut past = self.past_vms.lock();
-        let qemu = past.all.iter().find(|past| past.is(monitor)).copied()?;
-        past.forget(qemu).then_some(qemu)
+    /// Whether this process is a client of an image that a guest may write, and that is not one of these.
+    fn has_other_than(&self, process: Process, names: &[String]) -> bool {
+        let others = self.all().into_iter().map(|entry| entry.record());
+        let mut others = others.filter(|it| !it.read_only && !names.contains(&it.name));
+        others.any(|it| self.clients_that_run(&it.name).contains(&process))
+    }
+
+    /// The VM of this migration has come back before it ran elsewhere, or an operator has said that it has not left.
+    pub fn vm_stays(&self, migration: MigrationId) {
+        self.past_vms.lock().forget(|past| past.migration == Some(migration));
+    }
+
+    /// The QEMU with this monitor had waited for a VM that does not come to it. It may have the VM's memory.
+    pub fn vm_does_not_come(&self, monitor: &QemuProcess) {
+        let own = Process::of(monitor).filter(|own| own.runs() && own.is_emulator());
+        if boot().as_ref() == Some(&monitor.boot) {
+            own.into_iter().for_each(|qemu| self.past_vms.lock().note(qemu, None));
+        }
+    }
+
+    /// This QEMU waited for a VM that comes to another one now.
+    pub fn is_replaced(&self, qemu: Process) {
+        self.past_vms.lock().note(qemu, None);
+    }
+
+    /// This QEMU waits for a VM, and has had none, whatever it had waited for before. Whether it was taken for one of
+    /// the past.
+    pub fn vm_may_come(&self, qemu: Process) -> bool {
+        self.past_vms.lock().forget(|past| past.process == qemu && past.migration.is_none())
     }
 
     /// Whether the VM of this QEMU, which runs, has left this host.
     pub fn has_left(&self, qemu: &QemuProcess) -> bool {
-        self.past_vms.lock().all.iter().any(|past| past.is(qemu))
+        self.past_vms.lock().all.iter().any(|past| past.process.is(qemu))
     }
 
-    /// Whether this process is of a VM that has left this host.
-    pub fn is_of_past_vm(&self, process: Process) -> bool {
-        self.past_vms.lock().all.contains(&process)
+    /// Whether this process is of a VM that is not here, as far as the image of `record` has to do with it: as long as
+    /// the VM leaves with that, it may have to come back.
+    pub fn is_of_past_vm(&self, process: Process, record: &ImageRecord) -> bool {
+        let past = self.past_vms.lock().of(process).copied();
+        let leaves = |past: Past| {
+            past.migration.is_some()
+                && past.migration == record.migration
+                && record.state == CopyState::Replica
+        };
+        past.is_some_and(|past| !leaves(past))
     }
 }
 
@@ -172,13 +227,14 @@ mod tests {
         let own = Process { pid, started: started(pid as i32).unwrap() };
         let mut past = PastVms::load(path.clone());
         let room = std::fs::metadata(path.path()).unwrap().len();
-        past.note(own);
-        past.note(own);
-        past.note(Process { pid: 1 << 30, started: 7 });
+        let migration = Some(MigrationId(7));
+        past.note(own, migration);
+        past.note(own, None);
+        past.note(Process { pid: 1 << 30, started: 7 }, None);
         let mut next = PastVms::load(path.clone());
-        assert_eq!(next.all, [own], "the other one has ended");
-        assert!(next.forget(own) && !next.forget(own));
-        assert!(PastVms::load(path.clone()).all.is_empty());
+        assert_eq!(next.all, [Past { process: own, migration }], "the other one has ended");
         assert_eq!(std::fs::metadata(path.path()).unwrap().len(), room, "it takes no more room");
+        assert!(next.forget(|past| past.process == own) && !next.forget(|_| true));
+        assert!(PastVms::load(path).all.is_empty());
     }
 }

@@ -1,6 +1,7 @@
 //! Taking a VM in, at its target: one task per migration that does what the owner loop and the
 //! source's shell ask of the waiting QEMU.
 
+use crate::guest::behind::Behind;
 use crate::guest::qcow2::Unreleased;
 use crate::guest::start::{NotDone, Step};
 use crate::messages::{Made, NotReleased, ToSourceShell, ToTargetShell};
@@ -50,6 +51,8 @@ pub struct TargetVmTask {
     pub hypervisor: Arc<dyn Hypervisor>,
     /// The images of this host.
     pub registry: Arc<Registry>,
+    /// Which clients of them are the QEMUs that have waited.
+    pub behind: Behind,
     /// Breaks the connections of a process to them.
     pub cut_off: Arc<dyn Fn(Process) + Send + Sync>,
     /// The QEMU whose disks were looked at last, and are the migration's.
@@ -143,16 +146,30 @@ impl TargetVmTask {
 
     /// The VM is to come to this QEMU, and to none that waited `before`: that may have the memory of an attempt that
     /// came to nothing, and be let go on. What either gets of the images it gets anew.
-    fn waits_in(&self, qemu: &QemuProcess, before: Option<&QemuProcess>) {
-        let again = self.registry.vm_may_come(qemu);
-        let replaced = before.filter(|before| !before.is_process(qemu));
+    fn waits_in(&mut self, qemu: &QemuProcess, before: Option<&QemuProcess>) {
         let images = self.slot.intent().images;
-        let names = images.iter().map(|image| image.name_here());
-        let replaced = replaced.and_then(|old| {
-            let of_past = names.filter_map(|name| self.registry.vm_does_not_come(name, old));
-            of_past.reduce(|_, same| same)
-        });
-        again.into_iter().chain(replaced).for_each(|process| (self.cut_off)(process));
+        let written = images.iter().filter(|image| !image.offer.read_only);
+        let clients = written.flat_map(|it| self.registry.clients_that_run(it.name_here()));
+        let clients: Vec<_> = clients.collect();
+        // It may not have come to the image yet.
+        let own = Process::of(qemu).filter(|own| self.registry.vm_may_come(*own));
+        own.into_iter().for_each(|own| (self.cut_off)(own));
+        let first = self.behind.is_empty();
+        let Some(now) = self.behind.find(qemu, &clients) else { return };
+        if self.registry.vm_may_come(now) {
+            (self.cut_off)(now);
+        }
+        let Some(before) = before.filter(|before| *before != qemu) else { return };
+        // An agent that was restarted since does not know who was behind a manager's socket.
+        let forgotten = first && before.is_process(qemu);
+        let is_one = |one: &Process| {
+            let known = one.is(before) || self.behind.knows(*one);
+            *one != now && (known || forgotten && one.is_emulator())
+        };
+        for old in clients.iter().copied().filter(is_one) {
+            self.registry.is_replaced(old);
+            (self.cut_off)(old);
+        }
     }
 
     async fn listen(&mut self, waiting: &mut Option<Box<dyn Arrival>>) -> Result<(), NotDone> {

@@ -15,6 +15,8 @@ use std::time::Instant;
 
 /// Why a source takes no part in a migration any more.
 const CLAIMED: &str = "an image of it was claimed there: the migration is void";
+/// What is said of images that were handed back.
+pub(super) const BACK: &str = "the images were handed back";
 /// Why the blocks that are missing do not come.
 const LET_GO: &str = "it does not know the migration any more: it was cancelled there";
 
@@ -152,9 +154,7 @@ impl TargetLoop {
             return true;
         }
         match told {
-            Ok(fate) if is_unwanted(fate, self.unserved(), self.engine.has_begun()) => {
-                return !self.forget();
-            }
+            Ok(fate) if is_unwanted(fate, self.engine.has_begun()) => return !self.forget(),
             Ok(Fate::Live | Fate::HandedOver) => self.show_met(),
             Ok(Fate::Abandoned) => self.given_up(),
             Ok(Fate::Never | Fate::Unknown { .. }) => {
@@ -203,12 +203,12 @@ impl TargetLoop {
     }
 
     /// The operator of this host takes back what its source cannot be asked about, and of which none was promised, or
-    /// what was handed back, where the source has said that it is `unknown` there.
+    /// what was handed back, where an image of it was `claimed` at the source.
     ///
     /// # Errors
     /// What this host has done with the images; of what was only received: it cannot be removed at the moment.
-    pub(super) fn take_back(&mut self, unknown: bool) -> Result<(), Unserved> {
-        let useless = unknown && self.engine.has_handed_back();
+    pub(super) fn take_back(&mut self, claimed: bool) -> Result<(), Unserved> {
+        let useless = claimed && self.engine.has_handed_back();
         let may = self.session.is_none() && (useless || self.has_no_promise());
         if may && self.forget() { Ok(()) } else { Err(self.unserved()) }
     }
@@ -245,6 +245,10 @@ impl TargetLoop {
                 "this host has promised to serve it, and waits until {peer} says whether the \
                  handover has happened; if {peer} is lost: {claim}"
             ),
+            Unserved::HandedBack if why == CLAIMED => format!(
+                "this host has handed the images back: `dray cancel {id}` on this host removes its \
+                 copies, once {peer} serves all of them"
+            ),
             Unserved::HandedBack => self.until_taken(),
             Unserved::Received => format!(
                 "if {peer} is lost, `dray cancel {id}` on this host ends it; the agent removes it \
@@ -253,7 +257,8 @@ impl TargetLoop {
         };
         let error = Refusal::new(ErrorKind::Peer, what.clone(), why).hint(hint);
         self.slot.board.change(|shown| {
-            if shown.error.as_ref().is_none_or(|known| known.what == what) {
+            let known = shown.error.as_ref().map(|known| known.what.as_str());
+            if known.is_none_or(|known| known == what || known == BACK) {
                 shown.error = Some(error);
             }
         });

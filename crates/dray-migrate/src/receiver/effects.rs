@@ -1,5 +1,6 @@
 //! Running the target engine's effects: each is done, or well under way, before the next begins.
 
+use super::alone::BACK;
 use super::owed::Owed;
 use super::{TargetLoop, ToTask};
 use crate::messages::ToSourceShell;
@@ -37,7 +38,7 @@ impl TargetLoop {
             TargetEffect::LetChange => self.images.let_change(),
             TargetEffect::Withdraw => {
                 self.slot.exposed.store(false, Ordering::SeqCst);
-                self.vm_does_not_come();
+                self.vm_goes_back();
                 self.images.begin_incoming(&self.slot);
                 // What waits for ownership waits for nothing.
                 self.images.fail_stalled();
@@ -65,12 +66,19 @@ impl TargetLoop {
         Ok(())
     }
 
-    /// The QEMU that waits has nothing to do with the images any more. It may have the guest's memory.
-    fn vm_does_not_come(&self) {
+    /// The images go back without the QEMU that has the guest's memory. It may go on when they are claimed here.
+    fn vm_goes_back(&self) {
         let intent = self.slot.intent();
         let Some(qemu) = &intent.qemu else { return };
-        for image in &intent.images {
-            self.parts.registry.vm_does_not_come(image.name_here(), qemu);
+        let written = intent.images.iter().filter(|image| !image.offer.read_only);
+        let names: Vec<_> = written.map(|image| image.name_here().to_owned()).collect();
+        self.parts.registry.vm_leaves(intent.migration, &names, qemu);
+    }
+
+    /// The QEMU that waits has nothing to do with the images any more. It may have the guest's memory.
+    fn vm_does_not_come(&self) {
+        if let Some(qemu) = &self.slot.intent().qemu {
+            self.parts.registry.vm_does_not_come(qemu);
         }
     }
 
@@ -103,7 +111,7 @@ impl TargetLoop {
                 self.fail(ErrorKind::Hypervisor, "cannot start the guest at the target", why);
             }
             TargetNotice::HandedBack { why } => {
-                let back = Refusal::new(ErrorKind::Hypervisor, "the images were handed back", why);
+                let back = Refusal::new(ErrorKind::Hypervisor, BACK, why);
                 let back = back.hint(self.until_taken());
                 self.slot.board.change(|shown| shown.error = Some(back));
             }

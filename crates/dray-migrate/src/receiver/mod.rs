@@ -98,8 +98,8 @@ pub enum Input {
     },
     /// The operator of this host takes it back: forget it if its source is away, and nothing was promised.
     TakeBack {
-        /// The source has said that it does not know the migration: what was handed back may go, too.
-        unknown: bool,
+        /// An image of it was claimed at the source: what was handed back may go, too.
+        claimed: bool,
         /// Whether it is gone, or what this host has done with its images.
         answer: oneshot::Sender<Result<(), Unserved>>,
     },
@@ -422,8 +422,8 @@ impl TargetLoop {
                 let _ = heard.send(());
                 return goes_on;
             }
-            Input::TakeBack { unknown, answer } => {
-                let gone = self.take_back(unknown);
+            Input::TakeBack { claimed, answer } => {
+                let gone = self.take_back(claimed);
                 let _ = answer.send(gone);
                 return gone.is_err();
             }

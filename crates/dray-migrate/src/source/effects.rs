@@ -140,7 +140,7 @@ impl SourceLoop {
         match notice {
             SourceNotice::Done => {
                 self.retire_rest()?;
-                self.images.let_go(self.slot.left_by().as_ref())
+                self.images.let_go()
             }
             // Tracking and intents go on: a later try asks what has changed since.
             SourceNotice::Abandoned { .. } => self.images.unbind(),

@@ -357,12 +357,17 @@ impl SourceImages {
         self.bound().for_each(|(_, entry)| entry.unpark());
     }
 
-    /// Gives the files their replica names, of every image that lets it. The disks are parked. Can be
-    /// repeated.
+    /// Gives the files their replica names, of every image that lets it. The disks are parked. `vm` is what answers for
+    /// the VM that leaves with them. Can be repeated.
     ///
     /// # Errors
     /// What renaming or the store reported first.
-    pub fn retire(&self, epoch: Epoch) -> io::Result<()> {
+    pub fn retire(&self, epoch: Epoch, vm: Option<&QemuProcess>) -> io::Result<()> {
+        if let Some(vm) = vm {
+            let written = self.bound().map(|(_, entry)| entry.record());
+            let written = written.filter(|record| !record.read_only).map(|record| record.name);
+            self.registry.vm_leaves(self.migration, &written.collect::<Vec<_>>(), vm);
+        }
         let retired = self.bound().map(|(_, entry)| self.registry.retire(entry, epoch, unix_ms()));
         // Each image is tried, whatever becomes of the others.
         retired.fold(Ok(()), Result::and)
@@ -373,6 +378,7 @@ impl SourceImages {
     /// # Errors
     /// What renaming or the store reports.
     pub fn restore(&self, epoch: Epoch) -> io::Result<()> {
+        self.registry.vm_stays(self.migration);
         for (_, entry) in self.bound() {
             self.registry.restore(entry, epoch)?;
             self.registry.hold(entry);
@@ -396,12 +402,11 @@ impl SourceImages {
     }
 
     /// The target has everything: the migration no longer holds the images. A QEMU that still has
-    /// the disk gets errors from now on instead of waiting for ever: it only wants to quit. `vm` is what
-    /// answers for the VM that has left with them.
+    /// the disk gets errors from now on instead of waiting for ever: it only wants to quit.
     ///
     /// # Errors
     /// What the store reports.
-    pub fn let_go(&self, vm: Option<&QemuProcess>) -> io::Result<()> {
+    pub fn let_go(&self) -> io::Result<()> {
         self.unbind()?;
         for (_, entry) in self.free() {
             let record = entry.record();
@@ -410,7 +415,6 @@ impl SourceImages {
                 // come back, another guest's flush has nothing to hear of that.
                 entry.file.forget_losses();
                 entry.depart();
-                vm.into_iter().for_each(|vm| self.registry.vm_has_left(&record.name, vm));
             } else if record.in_place.is_some() {
                 // The name was this guest's alone; the file stays.
                 self.registry.forget(&record.name)?;

@@ -542,7 +542,7 @@ impl SourceLoop {
         }
         self.retire_rest()?;
         self.images.keep_replicas()?;
-        self.images.let_go(self.slot.left_by().as_ref())?;
+        self.images.let_go()?;
         abort::step("LetGo-Forget");
         self.slot.forget();
         Ok(())

@@ -146,7 +146,7 @@ impl SourceLoop {
     /// What the file system or the store reports; it is tried again.
     pub(super) fn retire_rest(&mut self) -> io::Result<()> {
         if let Some(epoch) = self.waiting.retire {
-            self.images.retire(epoch)?;
+            self.images.retire(epoch, self.slot.left_by().as_ref())?;
             self.waiting.retire = None;
         }
         Ok(())

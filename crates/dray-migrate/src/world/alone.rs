@@ -186,37 +186,38 @@ fn an_owner_listens_to_none_of_it() {
 #[test]
 fn what_was_handed_back_goes_when_its_source_has_it() {
     let back = [TargetRecord::Touched, promise(), committed(), TargetRecord::Fenced];
-    assert_eq!(goes(&back), [false, false, true, false, true, false, true, false]);
+    assert_eq!(goes(&back), [false, false, true, false, true, false, false, false]);
     for told in TOLD {
         let mut host = target_with(&back);
         assert!(tell(&mut host, 0, told));
         if durable(&mut host).0 {
-            let says = shown(&host).1.is_some_and(|hint| hint.contains("`dray claim x"));
+            let hint = shown(&host).1.unwrap_or_default();
             let asked = matches!(told, Err(_) | Ok(Fate::Unknown { .. }));
-            assert_eq!(says, asked, "{told:?}");
+            assert_eq!(hint.contains("`dray claim x"), asked, "{told:?}");
+            assert_eq!(hint.contains("`dray cancel "), told == Ok(Fate::Claimed), "{told:?}");
         }
     }
 }
 
-/// An operator removes what was handed back once its source has said that it does not know it; while the source is
-/// away it may be the only copy.
+/// An operator removes what was handed back once an image of it was claimed at its source; it may be the only copy
+/// otherwise.
 #[test]
-fn what_was_handed_back_is_removed_by_an_operator_when_its_source_does_not_know_it() {
+fn what_was_handed_back_is_removed_by_an_operator_when_it_was_claimed_at_its_source() {
     let back = [TargetRecord::Touched, promise(), committed(), TargetRecord::Fenced];
-    for unknown in [false, true] {
+    for claimed in [false, true] {
         let mut host = target_with(&back);
         let done = host.within(|agent| {
             let (answer, mut gone) = oneshot::channel();
             let here = agent.here();
             let slot = &here.as_ref().unwrap().slot;
-            slot.send(receiver::Input::TakeBack { unknown, answer });
+            slot.send(receiver::Input::TakeBack { claimed, answer });
             drop(here);
             agent.pump();
             gone.try_recv().unwrap()
         });
         let kept = Err(Unserved::HandedBack);
-        assert_eq!(done, Some(if unknown { Ok(()) } else { kept }));
-        assert_eq!(durable(&mut host).0, !unknown);
+        assert_eq!(done, Some(if claimed { Ok(()) } else { kept }));
+        assert_eq!(durable(&mut host).0, !claimed);
     }
 }
 

@@ -32,8 +32,8 @@ impl Exports for ImageExports {
     }
 
     fn open(&self, name: &str, client: &Client) -> Result<Arc<dyn Image>, ExportError> {
-        if process_of(client).is_some_and(|process| self.0.is_of_past_vm(process)) {
-            return self.past_image(name);
+        if let Some(past) = self.past_image(name, client) {
+            return past;
         }
         self.admit(name, client)?;
         if let Some(closed) = self.0.closed(name) {
@@ -104,10 +104,20 @@ impl ImageExports {
             || file.is_some_and(|file| has_open(process.pid, file).unwrap_or(false))
     }
 
-    /// What a QEMU gets whose VM has left this host.
-    fn past_image(&self, name: &str) -> Result<Arc<dyn Image>, ExportError> {
-        let entry = self.0.get(name).ok_or_else(|| ExportError::unknown(name))?;
-        Ok(entry.past())
+    /// What a client gets that is a QEMU whose VM is elsewhere; none when it is no such client.
+    fn past_image(
+        &self,
+        name: &str,
+        client: &Client,
+    ) -> Option<Result<Arc<dyn Image>, ExportError>> {
+        let process = process_of(client)?;
+        if let Some(entry) = self.0.get(name) {
+            return self.0.is_of_past_vm(process, &entry.record()).then(|| Ok(entry.past()));
+        }
+        // It would be a client of the image when that is opened.
+        let absent = self.0.closed(name)?.absent?;
+        let why = format!("the vm of this qemu has left, and image '{name}' is closed");
+        self.0.is_of_past_vm(process, &absent.record).then(|| Err(ExportError::Refused(why)))
     }
 
     /// A closed export: who was attached before waits with its requests, a new client is told why.

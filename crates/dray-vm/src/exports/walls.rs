@@ -73,6 +73,7 @@ mod tests {
     use dray_host::store::Store;
     use dray_serve::Exports;
     use dray_types::ImageId;
+    use dray_types::MigrationId;
     use std::os::unix::process::CommandExt;
     use std::path::Path;
     use std::process::{Child, Command};
@@ -160,7 +161,8 @@ mod tests {
         let before = exports.open("disk.raw", &root).unwrap();
         before.write_at(&[1], 0, false).unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
-        exports.0.vm_has_left("disk.raw", &QemuProcess::find(Path::new("/qmp"), own).unwrap());
+        let monitor = QemuProcess::find(Path::new("/qmp"), own).unwrap();
+        exports.0.vm_leaves(MigrationId(1), &["disk.raw".to_owned()], &monitor);
         exports.detached("disk.raw", &root, 0);
         let past = exports.open("disk.raw", &root).unwrap();
         assert_eq!(past.geometry(), before.geometry());
@@ -185,7 +187,7 @@ mod tests {
         exports.attached("disk.raw", &qemu, 1);
         let own = i32::try_from(std::process::id()).unwrap();
         let manager = QemuProcess::find(Path::new("/qmp"), own).unwrap();
-        exports.0.vm_has_left("disk.raw", &manager);
+        exports.0.vm_leaves(MigrationId(1), &["disk.raw".to_owned()], &manager);
         assert!(!exports.0.has_left(&manager));
         let of_vm = QemuProcess::find(Path::new("/qmp"), child.id() as i32).unwrap();
         assert!(exports.0.has_left(&of_vm));

@@ -136,7 +136,7 @@ impl Unowned {
     /// claimed here, is of no use once a part of it is lost: who has claimed the images there has all of them.
     pub fn is_unwanted(&self, told: Fate) -> bool {
         let ended = matches!(told, Fate::Abandoned | Fate::Claimed);
-        fate::is_unwanted(told, self.done, self.begun) || self.lost && ended
+        fate::is_unwanted(told, self.begun) || self.lost && ended
     }
 }
 
@@ -270,6 +270,12 @@ impl Unrevived {
             return Ok(Some(LetGo::Kept { why: one.why, hint }));
         };
         let names = named_away(folder, &records).unwrap_or_default();
+        // It may have had no time for that.
+        let intent: Option<SourceIntent> = read_intent(folder, SOURCE_INTENT).ok();
+        if let Some(qemu) = intent.and_then(|intent| intent.vm?.qemu) {
+            let names: Vec<_> = names.keys().cloned().collect();
+            registry.vm_leaves(migration, &names, &qemu);
+        }
         let left = Left { migration, names, epoch, unix_ms };
         registry.retire_left(&left)?;
         abort::step("LetGo-Intent");
