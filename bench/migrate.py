@@ -325,6 +325,7 @@ class Bench:
                            f'[[pool]]\nname = "p"\npath = "{home}/pool"\n[[peer]]\nname = "host{other}"\n'
                            f'address = "{ADDRESS[other]}:7421"\npools = ["p"]\n'
                            f'rights = ["receive", "read-replicas", "reuse"]\n')
+            drop_unknown_fields(self.args.dray, os.path.join(home, "dray.toml"))
             log = open(os.path.join(self.dir, f"agent-{host}.log"), "a")
             self.agents.append(subprocess.Popen(["ip", "netns", "exec", namespace(host), self.args.dray, "agent",
                                                  "--config", os.path.join(home, "dray.toml")], stdout=log, stderr=log))

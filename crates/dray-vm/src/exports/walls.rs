@@ -69,7 +69,7 @@ mod tests {
     use crate::flat::Pools;
     use dray_config::Config;
     use dray_host::record::ImageRecord;
-    use dray_host::registry::Registry;
+    use dray_host::registry::{Process, Registry};
     use dray_host::store::Store;
     use dray_serve::Exports;
     use dray_types::ImageId;
@@ -191,6 +191,68 @@ mod tests {
         assert!(!exports.0.has_left(&manager));
         let of_vm = QemuProcess::find(Path::new("/qmp"), child.id() as i32).unwrap();
         assert!(exports.0.has_left(&of_vm));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Something that looks like a QEMU, which has these images.
+    fn emulator(exports: &ImageExports, dir: &Path, images: &[&str]) -> (Child, Client) {
+        let program = dir.join("qemu-system-x");
+        if !program.exists() {
+            std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
+        }
+        let child = Command::new(program).arg("60").spawn().unwrap();
+        let process = dray_serve::Process::find(child.id());
+        let client = Client { process, user: Some(0) };
+        images.iter().for_each(|name| exports.attached(name, &client, 1));
+        (child, client)
+    }
+
+    fn changes(exports: &ImageExports, client: &Client) -> bool {
+        exports.open("disk.raw", client).unwrap().write_at(&[2], 0, false).is_ok()
+    }
+
+    /// The image's first QEMU was not ended, and the VM's is another one by now; a manager answers for both.
+    #[test]
+    fn of_a_vm_that_leaves_no_qemu_that_had_only_its_images_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let exports = exports(dir.path());
+        let path = dir.path().join("other.raw");
+        std::fs::write(&path, [0; 8192]).unwrap();
+        let record = ImageRecord::owned("other.raw".into(), ImageId(9), path, 8192);
+        let file = exports.0.open_file(&record).unwrap();
+        let _other = exports.0.add(record, file).unwrap();
+        let (mut old, first) = emulator(&exports, dir.path(), &["disk.raw"]);
+        let (mut now, second) = emulator(&exports, dir.path(), &["disk.raw"]);
+        let (mut another, third) = emulator(&exports, dir.path(), &["disk.raw", "other.raw"]);
+        let own = i32::try_from(std::process::id()).unwrap();
+        let manager = QemuProcess::find(Path::new("/qmp"), own).unwrap();
+        exports.0.vm_leaves(MigrationId(1), &["disk.raw".to_owned()], &manager);
+        assert!(!changes(&exports, &first) && !changes(&exports, &second));
+        assert!(changes(&exports, &third), "it has another image");
+        exports.0.vm_stays(MigrationId(2));
+        assert!(!changes(&exports, &first));
+        exports.0.vm_stays(MigrationId(1));
+        assert!(changes(&exports, &first) && changes(&exports, &second));
+        for child in [&mut old, &mut now, &mut another] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    /// It may have a guest's memory, and may not have come to an image at all.
+    #[test]
+    fn a_qemu_that_waited_in_vain_is_of_the_past_until_it_waits_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let exports = exports(dir.path());
+        let (mut child, client) = emulator(&exports, dir.path(), &[]);
+        let pid = i32::try_from(child.id()).unwrap();
+        let monitor = QemuProcess::find(Path::new("/qmp"), pid).unwrap();
+        exports.0.vm_does_not_come(&monitor);
+        assert!(!changes(&exports, &client));
+        let process = Process::of(&monitor).unwrap();
+        assert!(exports.0.vm_may_come(process) && !exports.0.vm_may_come(process));
+        assert!(changes(&exports, &client));
         child.kill().unwrap();
         child.wait().unwrap();
     }

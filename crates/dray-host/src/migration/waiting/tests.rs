@@ -3,16 +3,18 @@
 
 use super::*;
 use crate::folder::intent::tests::options_of_a_test;
-use crate::folder::intent::{SourceImage, SourceIntent};
+use crate::folder::intent::{SourceImage, SourceIntent, SourceVm};
 use crate::migration::fate;
 use crate::migration::revive::{Launch, Revival};
+use crate::process::QemuProcess;
 use crate::record::{CopyState, ImageRecord};
+use crate::registry::Process;
 use crate::registry::surroundings::tests::Plain;
 use crate::store::Store;
 use dray_engine::SourceRecord;
 use dray_types::{Attempt, BLOCK_SIZE, Epoch};
 use dray_wire::{HandedOver, ImageOffer, MapHash};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const LEN: u64 = 16 * BLOCK_SIZE;
@@ -149,6 +151,26 @@ impl Host {
         ];
         all.iter().take(steps).for_each(|step| step().unwrap());
     }
+}
+
+/// The VM's QEMU is not forgotten with a migration that cannot be brought back.
+#[test]
+fn the_qemu_of_a_vm_that_is_let_go_is_of_the_past() {
+    let host = Host::new(true);
+    let own = i32::try_from(std::process::id()).unwrap();
+    let qemu = QemuProcess::find(Path::new("/qmp"), own).unwrap();
+    remove(host.copy());
+    let agent = host.start();
+    let file = Folder::of(&agent.store, AWAY).file(SOURCE_INTENT);
+    let mut intent: SourceIntent = file.get().unwrap();
+    let (vm, facts) = (Some(qemu.clone()), None);
+    intent.vm =
+        Some(SourceVm { qmp: "/qmp".into(), name: None, qemu: vm, target_qmp: None, facts });
+    file.put(&intent).unwrap();
+    agent.registry.attached(IMAGES[1].0, Process::of(&qemu).unwrap());
+    assert!(!agent.registry.has_left(&qemu));
+    assert_eq!(agent.let_go(), Some(LetGo::Gone));
+    assert!(agent.registry.has_left(&qemu));
 }
 
 impl Agent {
