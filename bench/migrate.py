@@ -15,6 +15,8 @@ events, latency from the guest's own clock.
 """
 import argparse, json, os, shutil, socket, statistics, subprocess, sys, tempfile, threading, time
 
+from agents import drop_unknown_fields
+
 MIB = 1 << 20
 ADDRESS = {"a": "10.72.0.1", "b": "10.72.0.2"}
 NBD_PORT, LINK_PORT = 10809, 5301
