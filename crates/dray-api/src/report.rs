@@ -500,7 +500,7 @@ pub struct Claimed {
     /// Other images of the same migration, which is void, that this host does not own or has not all of:
     /// closed until they are claimed as well.
     pub others: Vec<String>,
-    /// Processes of this host that had the image before the claim, and still run.
+    /// Processes of this host that had the image before the claim, and still run; none when the claim is told once more.
     pub attached: Vec<u32>,
 }
 

@@ -5,6 +5,7 @@ use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{ApiResult, ByteRange, Claim, Claimed, ErrorKind, MigrationState, Refusal};
 use dray_host::migration::claim::{ClaimError, Claims, Loops};
+use dray_host::record::CopyState;
 use dray_host::refusals::{io_error, not_taken};
 use dray_migrate::slots::Board;
 use dray_migrate::{Voided, receiver, source};
@@ -37,9 +38,12 @@ impl Agent {
         let operation = self.registry.operate_anyway(&command.image, "claim");
         let _operation = operation.map_err(|why| not_taken(&what, why))?;
         let entry = self.image(&command.image)?;
+        let (before, clients) = (entry.record(), self.registry.clients_that_run(&command.image));
         let claims = Claims { store: &self.store, registry: &self.registry, loops: self };
         let claimed = claims.claim(&entry, command.accept_loss);
         let claimed = claimed.map_err(|why| not_claimed(&what, why))?;
+        // Who has the image after a claim, when that is told once more, had it before perhaps, or has it since.
+        let repeated = before.state == CopyState::Owner && before.epoch == claimed.epoch;
         Ok(Claimed {
             image: command.image.clone(),
             epoch: claimed.epoch,
@@ -48,12 +52,7 @@ impl Agent {
             bytes_lost: claimed.lost.blocks * BLOCK_SIZE,
             lost: claimed.lost.first.iter().copied().map(in_bytes).collect(),
             others: claimed.others,
-            attached: self
-                .registry
-                .clients_that_run(&command.image)
-                .iter()
-                .map(|p| p.pid)
-                .collect(),
+            attached: clients.iter().filter(|_| !repeated).map(|client| client.pid).collect(),
         })
     }
 
