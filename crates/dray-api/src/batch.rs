@@ -51,10 +51,14 @@ impl fmt::Display for BatchRef {
     }
 }
 
-/// Asks for every batch that the agent knows.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+/// Asks for every batch that the agent knows, or for one.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Batches {}
+pub struct Batches {
+    /// Which one; all when absent.
+    #[serde(default)]
+    pub batch: Option<BatchRef>,
+}
 
 /// Follows a batch to its end.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]

@@ -81,8 +81,12 @@ impl Agent {
 }
 
 impl Answers<Batches> for Arc<Agent> {
-    async fn answer(&self, _: Batches, _: Events) -> ApiResult<Vec<BatchStatus>> {
-        Ok(self.batches.all().iter().map(|run| run.status(self)).collect())
+    async fn answer(&self, command: Batches, _: Events) -> ApiResult<Vec<BatchStatus>> {
+        let runs = match &command.batch {
+            Some(named) => vec![self.batches.pick(Some(named))?],
+            None => self.batches.all(),
+        };
+        Ok(runs.iter().map(|run| run.status(self)).collect())
     }
 }
 

@@ -7,6 +7,7 @@ use dray_api::{ApiResult, ByteRange, Claim, Claimed, ErrorKind, MigrationState, 
 use dray_host::migration::claim::{ClaimError, Claims, Loops};
 use dray_host::record::CopyState;
 use dray_host::refusals::{io_error, not_taken};
+use dray_host::registry::Process;
 use dray_migrate::slots::Board;
 use dray_migrate::{Voided, receiver, source};
 use dray_types::{BLOCK_SIZE, BlockRange, Epoch, MigrationId};
@@ -42,8 +43,9 @@ impl Agent {
         let claims = Claims { store: &self.store, registry: &self.registry, loops: self };
         let claimed = claims.claim(&entry, command.accept_loss);
         let claimed = claimed.map_err(|why| not_claimed(&what, why))?;
-        // Who has the image after a claim, when that is told once more, had it before perhaps, or has it since.
+        // A claim that is told once more: they may have come to the image since.
         let repeated = before.state == CopyState::Owner && before.epoch == claimed.epoch;
+        let may_go_on = |one: &&Process| !repeated && !self.registry.is_of_past_vm(**one, &before);
         Ok(Claimed {
             image: command.image.clone(),
             epoch: claimed.epoch,
@@ -52,7 +54,7 @@ impl Agent {
             bytes_lost: claimed.lost.blocks * BLOCK_SIZE,
             lost: claimed.lost.first.iter().copied().map(in_bytes).collect(),
             others: claimed.others,
-            attached: clients.iter().filter(|_| !repeated).map(|client| client.pid).collect(),
+            attached: clients.iter().filter(may_go_on).map(|client| client.pid).collect(),
         })
     }
 

@@ -6,10 +6,7 @@ use crate::output::Output;
 use crate::progress::batch::follow;
 use crate::show::batch::{ended, list};
 use clap::Subcommand;
-use dray_api::{
-    ApiResult, BatchCancel, BatchLimit, BatchRef, BatchStatus, BatchWatch, Batches, ErrorKind,
-    Refusal,
-};
+use dray_api::{ApiResult, BatchCancel, BatchLimit, BatchRef, BatchWatch, Batches};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -60,14 +57,15 @@ enum Action {
 
 /// Shows, follows, paces or cancels the migrations of a batch.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
-    let what = match (args.what, args.batch) {
-        (Some(what), _) => what,
-        (None, Some(batch)) => return show(&batch, client, output).await,
-        (None, None) => Action::List,
-    };
-    match what {
+    let batch = args.batch.map(BatchRef);
+    match args.what.unwrap_or(Action::List) {
+        Action::List if batch.is_some() => {
+            let found = client.call(Batches { batch }).await?;
+            output
+                .result(&found, |found, style| found.iter().map(|one| ended(one, style)).collect());
+        }
         Action::List => {
-            let found = client.call(Batches {}).await?;
+            let found = client.call(Batches { batch }).await?;
             output.result(&found, |found, style| list(found, style));
         }
         Action::Watch { batch } => {
@@ -86,29 +84,4 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Shows the migrations of the batch whose id begins like this.
-async fn show(start: &str, client: &Client, output: &Output) -> ApiResult<ExitCode> {
-    let all = client.call(Batches {}).await?;
-    let named = |batch: &&BatchStatus| batch.batch.to_string().starts_with(start);
-    let mut found = all.iter().filter(named);
-    let what = format!("cannot show batch '{start}'");
-    let hint = "`dray batch` lists the batches";
-    match (found.next(), found.next()) {
-        (Some(batch), None) => {
-            output.result(batch, ended);
-            Ok(ExitCode::SUCCESS)
-        }
-        (None, _) => {
-            Err(Refusal::new(ErrorKind::NotFound, what, "no batch has an id that begins like this")
-                .hint(hint))
-        }
-        _ => Err(Refusal::new(
-            ErrorKind::Invalid,
-            what,
-            "several batches have ids that begin like this",
-        )
-        .hint(hint)),
-    }
 }

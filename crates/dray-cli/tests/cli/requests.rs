@@ -156,7 +156,8 @@ fn commands_with_their_options() {
         ("peers", json!({ "peers": {} })),
         ("info", json!({ "info": {} })),
         (&record, json!({ "record": { "image": "a", "duration_ms": 3000 } })),
-        ("batch", json!({ "batches": {} })),
+        ("batch", json!({ "batches": { "batch": null } })),
+        ("batch 7b", json!({ "batches": { "batch": "7b" } })),
         (
             "prepare --qmp q.sock --to b --prefix new- --name disk0=root",
             json!({ "prepare": { "subject": { "vm": { "qmp": here.join("q.sock") } }, "to": "b",

@@ -186,7 +186,12 @@ fn a_disk_that_was_moved_away_unnoticed_is_neither_backed_up_nor_moved() {
     other.ask("job-complete", &json!({ "id": "copy" }));
     other.wait_job(|jobs| jobs == &json!([]));
     refused(&stage, &backup, 6, "the vm has the disk of image 'disk0.raw' on another file");
-    refused(&stage, &["migrate", "--image", "disk0.raw", "--to", "hostb"], 6, "it was released: QEMU");
+    refused(
+        &stage,
+        &["migrate", "--image", "disk0.raw", "--to", "hostb"],
+        6,
+        "it was released: QEMU",
+    );
     stage.assert_guest_is_well();
     stage.finish_guest();
     stage.disks[0].bystander.check_raw(&copy).expect("what the guest wrote");

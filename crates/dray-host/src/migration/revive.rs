@@ -159,10 +159,11 @@ impl<L: Launch> Revival<'_, L> {
         Ok(replaced.is_some() || self.is_one_gone(intent)?)
     }
 
-    /// Whether an image of this migration has neither a record here nor a file.
+    /// Whether an image of this migration that a guest may write has neither a record here nor a file.
     fn is_one_gone(&self, intent: &SourceIntent) -> io::Result<bool> {
         let known: BTreeSet<_> = self.registry.all_records().iter().map(|it| it.id).collect();
-        for image in intent.images.iter().filter(|image| !known.contains(&image.offer.id)) {
+        let written = intent.images.iter().filter(|image| !image.offer.read_only);
+        for image in written.filter(|image| !known.contains(&image.offer.id)) {
             if !self.registry.at(&image.path).exists()? {
                 tracing::info!(image = image.name, migration = %intent.migration,
                     "it is not on this host any more: the migration cannot be resumed");

@@ -14,8 +14,9 @@ use dray_image::{Disk, Error, ErrorKind, Extent, Geometry, Image, Result, ZeroMo
 use dray_types::MigrationId;
 use std::sync::Arc;
 
-/// Bytes of the list's file: room for some hundreds of QEMUs that nobody has ended.
-const LEN: usize = 8192;
+/// Bytes of the list's file: room for 144 QEMUs that nobody has ended. It is one page, which an agent that is killed
+/// writes whole or not at all.
+const LEN: usize = 4096;
 
 /// An image as such a QEMU sees it: nothing is read and nothing is changed.
 pub(super) struct PastImage(pub(super) Arc<Disk>);
@@ -146,13 +147,19 @@ impl Registry {
         if boot().as_ref() != Some(&monitor.boot) {
             return;
         }
-        let own = Process::of(monitor).filter(Process::runs);
-        let clients: Vec<_> = names.iter().flat_map(|name| self.clients_that_run(name)).collect();
-        let mut leave: Vec<_> = clients.iter().copied().filter(Process::is_emulator).collect();
-        leave.retain(|one| Some(*one) == own || !self.has_other_than(*one, names));
-        leave.extend(own.filter(|own| own.is_emulator() || clients.contains(own)));
-        if let ([only], true) = (&clients[..], leave.is_empty() && own.is_some()) {
-            leave.push(*only);
+        let mut clients: Vec<Process> = Vec::new();
+        for client in names.iter().flat_map(|name| self.clients_that_run(name)) {
+            if !clients.contains(&client) {
+                clients.push(client);
+            }
+        }
+        let own = Process::itself(monitor, &clients);
+        let only_these = |one: &&Process| own == Some(**one) || !self.has_other_than(**one, names);
+        let mut leave: Vec<_> = own.into_iter().collect();
+        leave.extend(clients.iter().filter(|one| one.is_emulator()).filter(only_these));
+        // An emulator of another name, behind a manager.
+        if leave.is_empty() && clients.len() == 1 && monitor.runs() {
+            leave.extend(clients.iter().filter(only_these));
         }
         let mut past = self.past_vms.lock();
         leave.into_iter().for_each(|qemu| past.note(qemu, Some(migration)));
@@ -172,8 +179,8 @@ impl Registry {
 
     /// The QEMU with this monitor had waited for a VM that does not come to it. It may have the VM's memory.
     pub fn vm_does_not_come(&self, monitor: &QemuProcess) {
-        let own = Process::of(monitor).filter(|own| own.runs() && own.is_emulator());
         if boot().as_ref() == Some(&monitor.boot) {
+            let own = Process::itself(monitor, &[]);
             own.into_iter().for_each(|qemu| self.past_vms.lock().note(qemu, None));
         }
     }
@@ -194,16 +201,17 @@ impl Registry {
         self.past_vms.lock().all.iter().any(|past| past.process.is(qemu))
     }
 
-    /// Whether this process is of a VM that is not here, as far as the image of `record` has to do with it: as long as
-    /// the VM leaves with that, it may have to come back.
+    /// Whether this process is of a VM that is not here, as far as the image of `record` has to do with it. As long as
+    /// the VM is leaving with that image, it may have to come back to it, whatever the record says by then of who owns
+    /// the image: its disk is closed.
     pub fn is_of_past_vm(&self, process: Process, record: &ImageRecord) -> bool {
         let past = self.past_vms.lock().of(process).copied();
-        let leaves = |past: Past| {
+        let is_leaving = |past: Past| {
             past.migration.is_some()
                 && past.migration == record.migration
-                && record.state == CopyState::Replica
+                && record.state != CopyState::Incoming
         };
-        past.is_some_and(|past| !leaves(past))
+        past.is_some_and(|past| !is_leaving(past))
     }
 }
 

@@ -46,13 +46,15 @@ impl Process {
         name.starts_with("qemu-system") || matches!(name.trim_end(), "qemu-kvm" | "kvm")
     }
 
-    /// That of a VM, as far as its number can be told.
-    pub fn of(qemu: &QemuProcess) -> Option<Self> {
-        Some(Self { pid: u32::try_from(qemu.pid).ok()?, started: qemu.started })
+    /// The QEMU behind a monitor, if it runs and answers for itself: it is one of the images' `clients`, or an emulator
+    /// by its name. Otherwise a manager does.
+    pub fn itself(monitor: &QemuProcess, clients: &[Self]) -> Option<Self> {
+        let own = Self { pid: u32::try_from(monitor.pid).ok()?, started: monitor.started };
+        (own.runs() && (clients.contains(&own) || own.is_emulator())).then_some(own)
     }
 
     /// Whether it is this one, of the present boot.
-    pub fn is(&self, qemu: &QemuProcess) -> bool {
+    pub(super) fn is(&self, qemu: &QemuProcess) -> bool {
         u32::try_from(qemu.pid) == Ok(self.pid) && qemu.started == self.started
     }
 

@@ -136,37 +136,26 @@ impl TargetVmTask {
         let arrival = vm.await_guest(&plans).await?;
         self.look(&*vm, &numbered, false).await?;
         let qemu = self.checked.clone();
-        let before = self.slot.intent().qemu;
-        self.note(|intent| (intent.guest, intent.qemu) = (Some(facts), qemu.clone()))?;
+        // Before the intent forgets the one that waited before.
         if let Some(qemu) = &qemu {
-            self.waits_in(qemu, before.as_ref());
+            self.waits_in(qemu);
         }
+        self.note(|intent| (intent.guest, intent.qemu) = (Some(facts), qemu))?;
         Ok(arrival)
     }
 
-    /// The VM is to come to this QEMU, and to none that waited `before`: that may have the memory of an attempt that
+    /// The VM is to come to this QEMU, and to none that waited before: that may have the memory of an attempt that
     /// came to nothing, and be let go on. What either gets of the images it gets anew.
-    fn waits_in(&mut self, qemu: &QemuProcess, before: Option<&QemuProcess>) {
-        let images = self.slot.intent().images;
+    fn waits_in(&mut self, qemu: &QemuProcess) {
+        let TargetIntent { images, qemu: before, .. } = self.slot.intent();
         let written = images.iter().filter(|image| !image.offer.read_only);
         let clients = written.flat_map(|it| self.registry.clients_that_run(it.name_here()));
         let clients: Vec<_> = clients.collect();
-        // It may not have come to the image yet.
-        let own = Process::of(qemu).filter(|own| self.registry.vm_may_come(*own));
-        own.into_iter().for_each(|own| (self.cut_off)(own));
-        let first = self.behind.is_empty();
         let Some(now) = self.behind.find(qemu, &clients) else { return };
         if self.registry.vm_may_come(now) {
             (self.cut_off)(now);
         }
-        let Some(before) = before.filter(|before| *before != qemu) else { return };
-        // An agent that was restarted since does not know who was behind a manager's socket.
-        let forgotten = first && before.is_process(qemu);
-        let is_one = |one: &Process| {
-            let known = one.is(before) || self.behind.knows(*one);
-            *one != now && (known || forgotten && one.is_emulator())
-        };
-        for old in clients.iter().copied().filter(is_one) {
+        for old in self.behind.replaced(now, qemu, before.as_ref(), &clients) {
             self.registry.is_replaced(old);
             (self.cut_off)(old);
         }

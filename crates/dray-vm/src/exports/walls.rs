@@ -250,7 +250,7 @@ mod tests {
         let monitor = QemuProcess::find(Path::new("/qmp"), pid).unwrap();
         exports.0.vm_does_not_come(&monitor);
         assert!(!changes(&exports, &client));
-        let process = Process::of(&monitor).unwrap();
+        let process = Process::itself(&monitor, &[]).unwrap();
         assert!(exports.0.vm_may_come(process) && !exports.0.vm_may_come(process));
         assert!(changes(&exports, &client));
         child.kill().unwrap();

@@ -167,7 +167,9 @@ fn the_qemu_of_a_vm_that_is_let_go_is_of_the_past() {
     intent.vm =
         Some(SourceVm { qmp: "/qmp".into(), name: None, qemu: vm, target_qmp: None, facts });
     file.put(&intent).unwrap();
-    agent.registry.attached(IMAGES[1].0, Process::of(&qemu).unwrap());
+    agent
+        .registry
+        .attached(IMAGES[1].0, Process { pid: std::process::id(), started: qemu.started });
     assert!(!agent.registry.has_left(&qemu));
     assert_eq!(agent.let_go(), Some(LetGo::Gone));
     assert!(agent.registry.has_left(&qemu));
