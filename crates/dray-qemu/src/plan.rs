@@ -162,6 +162,17 @@ impl LayerPlan {
         Self { qdev: qdev.to_owned(), named_for, ..self }
     }
 
+    /// The same layer of a disk that has been under dray since it was `adopted` like that: a device that was directly
+    /// on its file's node is to be on a node of that name at a target, too.
+    #[must_use]
+    pub fn named_as(mut self, adopted: &Self) -> Self {
+        let both_direct = self.pivot == Pivot::Mirror && adopted.pivot == Pivot::Mirror;
+        if both_direct && self.depth == adopted.depth && !adopted.is_named_by_dray() {
+            self.local.insert("node-name".into(), adopted.local_node().into());
+        }
+        self
+    }
+
     /// The name of a node that dray makes for the layer.
     pub(crate) fn node(&self, kind: &str) -> String {
         node_name(kind, self.named_for.as_ref().unwrap_or(&self.qdev), self.depth)
@@ -434,28 +445,45 @@ pub(crate) fn check_unused(
 mod tests {
     use super::*;
 
+    /// A disk whose device is directly on its file's node.
+    fn direct(node: &str) -> LayerPlan {
+        let mut local = Options::new();
+        local.insert("node-name".into(), node.into());
+        LayerPlan {
+            qdev: "disk0".into(),
+            named_for: None,
+            depth: 0,
+            format: "raw".into(),
+            size: 1,
+            file_size: 1,
+            read_only: false,
+            pivot: Pivot::Mirror,
+            local,
+        }
+    }
+
     /// Also of a device that sits on dray's node when it moves on.
     #[test]
     fn the_nodes_of_a_target_have_different_names() {
         for name in ["disk", "dray-nbd-disk0-0", "dray-file-disk0-0"] {
-            let mut local = Options::new();
-            local.insert("node-name".into(), name.into());
-            let plan = LayerPlan {
-                qdev: "disk0".into(),
-                named_for: None,
-                depth: 0,
-                format: "raw".into(),
-                size: 1,
-                file_size: 1,
-                read_only: false,
-                pivot: Pivot::Mirror,
-                local,
-            };
-            let there = plan.for_target(Path::new("/pool/disk"));
+            let there = direct(name).for_target(Path::new("/pool/disk"));
             let names = [there.format_node(), Some(there.local_node()), Some(&there.nbd_node())];
             let names: std::collections::BTreeSet<_> = names.into_iter().collect();
             assert_eq!(names.len(), 3, "{name}: {names:?}");
         }
+    }
+
+    #[test]
+    fn a_device_on_its_files_node_keeps_that_nodes_name() {
+        let under_dray = || direct("dray-nbd-disk0-0");
+        let there =
+            |adopted: &LayerPlan| under_dray().named_as(adopted).for_target(Path::new("/d"));
+        assert_eq!(there(&direct("node0")).format_node(), Some("node0"));
+        let unnamed = direct("dray-file-disk0-0");
+        assert_eq!(there(&unnamed).format_node(), Some("dray-format-disk0-0"));
+        let options = raw_node("root", &Options::new());
+        let reopened = LayerPlan { pivot: Pivot::Reopen { options }, ..direct("file") };
+        assert_eq!(there(&reopened).format_node(), Some("dray-format-disk0-0"));
     }
 
     #[test]

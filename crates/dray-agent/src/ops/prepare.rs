@@ -2,6 +2,7 @@
 
 use super::ask_peer::net_error;
 use super::selection::Plan;
+use super::splice::plan_kept;
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{ApiResult, ErrorKind, Prepare, Prepared, PreparedImage, Refusal};
@@ -13,10 +14,10 @@ use dray_host::refusals::io_error;
 use dray_host::registry::is_device;
 use dray_migrate::source::SourceSlot;
 use dray_net::NetError;
-use dray_qemu::{NbdExport, blockdev};
+use dray_qemu::{LayerPlan, NbdExport, blockdev};
 use dray_types::{Endpoint, EndpointKind};
 use dray_vm::RECONNECT_DELAY;
-use dray_vm::picture::Picture;
+use dray_vm::picture::{LayerPicture, Picture};
 use dray_wire::ImageOffer;
 use dray_wire::request::{
     Base, ComingImage, ContentDigest, FileOwner, Reply, Request, WantedImage,
@@ -37,7 +38,7 @@ impl Answers<Prepare> for Arc<Agent> {
             let _ = dray_qemu::status::measure_memory(picture.qmp()).await;
         }
         let blockdev = match &picture {
-            Some(picture) => blockdev_lines(picture, &plan, &intent, &endpoint),
+            Some(picture) => self.blockdev_lines(picture, &plan, &intent, &endpoint),
             None => vec![Vec::new(); intent.images.len()],
         };
         let images = intent.images.iter().zip(blockdev).map(|(image, blockdev)| PreparedImage {
@@ -160,39 +161,57 @@ impl Agent {
             _ => Ok(None),
         }
     }
-}
 
-/// The `-blockdev` values of each image's disk: those of a chain stand with its active image.
-fn blockdev_lines(
-    picture: &Picture,
-    plan: &Plan,
-    intent: &SourceIntent,
-    endpoint: &Endpoint,
-) -> Vec<Vec<String>> {
-    let mut lines = vec![Vec::new(); intent.images.len()];
-    for (layers, images) in picture.disks.iter().zip(&plan.disks) {
-        let attached: Vec<_> = layers
-            .iter()
-            .zip(images)
-            .map(|(layer, &image)| {
-                let name = intent.images[image].export().to_owned();
-                let export = match endpoint.kind {
-                    EndpointKind::Nbd => NbdExport {
-                        socket: PathBuf::from(&endpoint.path),
-                        name: name.clone(),
-                        reconnect_delay: RECONNECT_DELAY,
-                    },
-                };
-                let plan = match intent.images[image].qcow2 {
-                    true => layer.plan.directly_on(Path::new(&name)),
-                    false => layer.plan.for_target(Path::new(&name)),
-                };
-                (plan, export)
-            })
-            .collect();
-        if let Some(&active) = images.first() {
-            lines[active] = blockdev::arguments(&attached);
+    /// The `-blockdev` values of each image's disk: those of a chain stand with its active image.
+    fn blockdev_lines(
+        &self,
+        picture: &Picture,
+        plan: &Plan,
+        intent: &SourceIntent,
+        endpoint: &Endpoint,
+    ) -> Vec<Vec<String>> {
+        let mut lines = vec![Vec::new(); intent.images.len()];
+        for (layers, images) in picture.disks.iter().zip(&plan.disks) {
+            let attached = layers.iter().zip(images).map(|(layer, &image)| {
+                let image = &intent.images[image];
+                (self.plan_there(picture, layer, image), nbd_export(endpoint, image.export()))
+            });
+            let attached: Vec<_> = attached.collect();
+            if let Some(&active) = images.first() {
+                lines[active] = blockdev::arguments(&attached);
+            }
+        }
+        lines
+    }
+
+    /// How a layer is attached at the target: its nodes are called as they are here, or were before dray had it.
+    fn plan_there(
+        &self,
+        picture: &Picture,
+        layer: &LayerPicture,
+        image: &SourceImage,
+    ) -> LayerPlan {
+        let path = Path::new(image.export());
+        if image.qcow2 {
+            return layer.plan.directly_on(path);
+        }
+        let record = self.registry.get(&image.name).map(|entry| entry.record());
+        let record = record.filter(|record| record.id == image.offer.id);
+        let adopted = record.and_then(|record| plan_kept(&record, picture.look.process.as_ref()));
+        match adopted {
+            Some(adopted) => layer.plan.clone().named_as(&adopted).for_target(path),
+            None => layer.plan.for_target(path),
         }
     }
-    lines
+}
+
+/// The target's export of this name, as the QEMU that waits there connects to it.
+fn nbd_export(endpoint: &Endpoint, name: &str) -> NbdExport {
+    match endpoint.kind {
+        EndpointKind::Nbd => NbdExport {
+            socket: PathBuf::from(&endpoint.path),
+            name: name.to_owned(),
+            reconnect_delay: RECONNECT_DELAY,
+        },
+    }
 }

@@ -468,15 +468,16 @@ fn release_plan(
     qemu: Option<&QemuProcess>,
     seen: &LayerPlan,
 ) -> io::Result<LayerPlan> {
-    let kept = record
-        .adopted
-        .as_ref()
-        .filter(|adopted| adopted.is_of(qemu))
-        .and_then(|adopted| serde_json::from_value(adopted.splice.clone()).ok());
-    match kept {
+    match plan_kept(record, qemu) {
         Some(plan) => Ok(plan),
         None => arrived_plan(seen, &record.path),
     }
+}
+
+/// How a disk was adopted from this process, if it was.
+pub(crate) fn plan_kept(record: &ImageRecord, qemu: Option<&QemuProcess>) -> Option<LayerPlan> {
+    let adopted = record.adopted.as_ref().filter(|adopted| adopted.is_of(qemu))?;
+    serde_json::from_value(adopted.splice.clone()).ok()
 }
 
 /// A device directly on dray's node has none that could be reopened.

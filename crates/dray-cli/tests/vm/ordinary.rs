@@ -136,6 +136,30 @@ fn an_ordinary_users_vm_has_its_disk_as_a_file_again_at_each_host() {
     look(&path, &[3, 7, 9]);
 }
 
+#[test]
+fn a_disk_that_is_under_dray_keeps_the_name_of_its_files_node() {
+    let Some((lab, sockets)) = lab("names") else { return };
+    let (a, b) = (lab.host("a"), lab.host("b"));
+    let path = a.pool().join("disk0.raw");
+    make_image(&path);
+    let node = format!("driver=file,node-name=node0,filename={}", path.display());
+    let builder = GuestVm::builder(&sockets, "first").memory_mib(16).bare().user(USER);
+    let vm = builder.blockdev(node).disk("disk0", "node0").start().expect("it starts");
+    let source = vm.qmp_path();
+    a.json(&["adopt", "--qmp", text(&source)]).expect("adopt");
+    let prepared = a.json(&["prepare", "--qmp", text(&source), "--to", &b.name()]);
+    let prepared = prepared.expect("prepare");
+    let lines = prepared["images"][0]["blockdev"].as_array().expect("lines");
+    let top: Value = serde_json::from_str(lines.last().unwrap().as_str().unwrap()).expect("json");
+    assert_eq!(top["node-name"], "node0", "{prepared}");
+    let id = prepared["migration"].as_str().expect("id").to_owned();
+    a.json(&["cancel", &id]).expect("cancel");
+    write(&vm, 3);
+    let vm = migrate([a, b], vm, &sockets, "second", &[]);
+    write(&vm, 7);
+    look(&b.pool().join("disk0.raw"), &[3, 7]);
+}
+
 /// The qcow2 that the target makes belongs to whom the disk belonged, too.
 #[test]
 fn an_ordinary_users_vm_gets_a_qcow2_of_its_own() {
