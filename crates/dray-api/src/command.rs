@@ -326,6 +326,10 @@ pub struct Prepare {
     /// Prepare without what backups and replicas could give the target before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_backups: bool,
+    /// What was prepared before goes, if it is there. Otherwise the answer is what was prepared, when that is the
+    /// same, and a refusal when it differs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replace: bool,
 }
 
 /// Asks how migrations are going.

@@ -299,6 +299,18 @@ pub enum Request {
         #[serde(deserialize_with = "list::at_most::<_, _, MAX_IMAGES>")]
         images: Vec<ImageId>,
     },
+    /// Whether the QEMU that is to take the VM of a prepared migration waits there and has its disks: answered with
+    /// `Done`. Nothing begins by it.
+    Waits {
+        /// The migration.
+        migration: MigrationId,
+        /// QMP socket of that QEMU.
+        #[serde(deserialize_with = "text::de_text")]
+        qmp: String,
+        /// The VM's disks' layers: the number of the image each is in, and how it is attached (JSON).
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
+        layers: Vec<(u16, String)>,
+    },
 }
 
 /// The answer to a [`Request`].
@@ -426,6 +438,10 @@ mod tests {
         assert_eq!(body(&ask)[..7], [6, 0, 1, 1, b'b', 5, 1]);
         let ask = Request::Fate { migration: MigrationId(1), images: vec![ImageId(2)] };
         assert_eq!(body(&ask), [7, 1, 1, 2]);
+        assert_eq!(decode::<Request>(&body(&ask)), Ok(ask));
+        let layers = vec![(3, "{}".into())];
+        let ask = Request::Waits { migration: MigrationId(1), qmp: "q".into(), layers };
+        assert_eq!(body(&ask), [8, 1, 1, b'q', 1, 3, 2, b'{', b'}']);
         assert_eq!(decode::<Request>(&body(&ask)), Ok(ask));
     }
 

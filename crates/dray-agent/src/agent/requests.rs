@@ -3,13 +3,16 @@
 use super::Agent;
 use super::rights::need_of_request;
 use super::room::Bounded;
+use dray_api::MigrationState;
 use dray_config::{Peer, Right};
+use dray_host::folder::intent::GuestFacts;
 use dray_host::pool::Pool;
 use dray_host::pool::PoolKind;
-use dray_host::refusals::{Answer, failed, invalid, of_path, unknown_peer};
+use dray_host::refusals::{Answer, absent, conflict, failed, invalid, of_path, unknown_peer};
+use dray_migrate::guest;
 use dray_net::requests::RequestHandler;
 use dray_provider::{catalogues, seed};
-use dray_types::Endpoint;
+use dray_types::{Endpoint, ErrorKind, MigrationId, Refusal};
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, Surveyed};
 use std::sync::Arc;
@@ -95,6 +98,25 @@ impl Agent {
 }
 
 impl Agent {
+    /// Looks at the QEMU that is to take a VM, before its migration begins.
+    async fn waits(
+        &self,
+        peer: &str,
+        migration: MigrationId,
+        qmp: &str,
+        layers: Vec<(u16, String)>,
+    ) -> Answer<()> {
+        let _look = self.questions.begin(peer, Bounded::Look)?;
+        let slot = self.targets.get(migration);
+        let slot = slot.ok_or_else(|| absent("nothing is prepared for it here"))?;
+        if slot.board.read().state != MigrationState::Prepared {
+            return Err(conflict("it has begun here"));
+        }
+        let facts = GuestFacts { qmp: qmp.into(), layers, running: false };
+        let fits = guest::receiver::fits(&self.config, &*self.hypervisor, &slot, &facts).await;
+        fits.map_err(|why| Refusal::new(ErrorKind::Hypervisor, "cannot take the vm", why))
+    }
+
     /// What the seeding of an image is made of.
     pub fn seed_parts(
         &self,
@@ -165,6 +187,9 @@ impl RequestHandler for Desk {
                 let (agent, peer) = (Arc::clone(agent), peer.to_owned());
                 let look = move || agent.fate_for(&peer, migration, &images);
                 reply(may_block(look).await, |fate| Reply::Fate { fate })
+            }
+            Request::Waits { migration, qmp, layers } => {
+                reply(agent.waits(peer, migration, &qmp, layers).await, |()| Reply::Done)
             }
             Request::Forget { migration } => {
                 if let Some(slot) = agent.targets.get(migration) {

@@ -43,9 +43,9 @@ pub(super) fn need_of_request(request: &Request) -> Need {
         | Request::Survey { .. }
         | Request::Bases { .. } => Need::Right(Right::Receive),
         Request::Holdings { .. } => Need::Right(Right::ReadReplicas),
-        Request::Forget { migration } | Request::Fate { migration, .. } => {
-            Need::Move(Some(*migration))
-        }
+        Request::Forget { migration }
+        | Request::Fate { migration, .. }
+        | Request::Waits { migration, .. } => Need::Move(Some(*migration)),
     }
 }
 
@@ -104,6 +104,7 @@ mod tests {
             (Request::Survey { number: None, pool, images, backups: true }, receive),
             (Request::Bases { pool: None, images: Vec::new() }, receive),
             (Request::Fate { migration, images: Vec::new() }, Need::Move(id)),
+            (Request::Waits { migration, qmp: String::new(), layers: Vec::new() }, Need::Move(id)),
         ] {
             assert_eq!(need_of_request(&request), need, "{request:?}");
         }

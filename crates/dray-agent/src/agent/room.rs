@@ -33,6 +33,8 @@ const QUESTIONS: usize = MIGRATIONS;
 
 /// Most surveys of one host at the same time. Each has up to 256 threads, and asks repositories and other hosts.
 const SURVEYS: usize = 8;
+/// Most looks of one host at QEMUs that wait for its VMs, at the same time. Each has a connection to a monitor.
+const LOOKS: usize = 32;
 /// Most streams of one host to the backup store and to replicas, each of them. A stream has a thread, and a host
 /// keeps some ten of them open while it reads from several places.
 const STREAMS: usize = 64;
@@ -44,6 +46,8 @@ pub(crate) enum Bounded {
     Question,
     /// Those of them that are surveys.
     Survey,
+    /// Those of them that look at a QEMU.
+    Look,
     /// Streams to the backup store.
     Store,
     /// Streams to replicas.
@@ -56,6 +60,7 @@ impl Bounded {
         match self {
             Self::Question => (QUESTIONS, "unanswered questions"),
             Self::Survey => (SURVEYS, "surveys under way"),
+            Self::Look => (LOOKS, "looks at waiting QEMUs under way"),
             Self::Store => (STREAMS, "streams to the backup store"),
             Self::Replica => (STREAMS, "streams to replicas"),
         }

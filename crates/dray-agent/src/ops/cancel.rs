@@ -89,7 +89,10 @@ impl Agent {
     }
 
     /// A prepared migration leaves nothing at either side.
-    async fn forget_prepared(self: &Arc<Self>, slot: &Arc<SourceSlot>) -> ApiResult<Cancelled> {
+    pub(super) async fn forget_prepared(
+        self: &Arc<Self>,
+        slot: &Arc<SourceSlot>,
+    ) -> ApiResult<Cancelled> {
         let migration = slot.board.migration;
         let peer = slot.intent().peer;
         let request = dray_wire::request::Request::Forget { migration };

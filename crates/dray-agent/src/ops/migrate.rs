@@ -12,15 +12,20 @@ use dray_host::folder::intent::{Conditions, GuestFacts, Options, Settings, Sourc
 use dray_host::refusals::io_error;
 use dray_migrate::source::SourceSlot;
 use dray_migrate::{forecast, links};
+use dray_net::{NetError, NetErrorKind};
 use dray_types::{BitRate, Choice};
 use dray_vm::picture::{LayerLocation, Picture};
-use std::path::PathBuf;
+use dray_wire::request::Request;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::block_in_place;
 
 /// Downtime to aim for when the operator names none, in milliseconds: QEMU's own default.
 pub(super) const MAX_DOWNTIME_MS: u64 = 300;
+
+/// What to do when nothing fit waits at the target.
+const START_WAITING: &str = "start the waiting QEMU with the arguments that `dray prepare` prints, and give `dray \
+                             migrate` again: what was prepared stays";
 
 /// How a migration that one command begins with others is begun.
 pub(crate) struct Together<'a> {
@@ -200,7 +205,11 @@ impl Agent {
         let mut intent = slot.intent();
         intent.started_unix_ms = unix_ms();
         if let (Some(picture), Some(qmp)) = (picture, &command.target_qmp) {
-            self.adopt_for(&mut intent, slot, picture, plan, command, qmp.clone()).await?;
+            let layers = layer_plans(picture, plan)?;
+            let facts =
+                GuestFacts { qmp: qmp.clone(), layers, running: picture.look.status.running };
+            self.refuse_unawaited(&intent, &facts).await?;
+            self.adopt_for(&mut intent, slot, picture, command, facts).await?;
         }
         let resident = intent.adopted.is_empty();
         let conditions = self.conditions(command, picture, share).await;
@@ -225,6 +234,23 @@ impl Agent {
             no_reuse: command.no_reuse,
         });
         self.start(what, slot, intent)
+    }
+
+    /// Refuses a VM that nothing waits for at the target: what was prepared stays. The migration looks again, and
+    /// tells why a target does not answer.
+    async fn refuse_unawaited(&self, intent: &SourceIntent, facts: &GuestFacts) -> ApiResult<()> {
+        let (migration, peer) = (intent.migration, &intent.peer);
+        let qmp = facts.qmp.to_string_lossy().into_owned();
+        let request = Request::Waits { migration, qmp, layers: facts.layers.clone() };
+        match self.ask(peer, &request).await {
+            Err(NetError { kind: NetErrorKind::Refused(kind), what: why, .. })
+                if matches!(kind, ErrorKind::Hypervisor | ErrorKind::Denied) =>
+            {
+                let what = format!("cannot migrate to {peer}");
+                Err(Refusal::new(kind, what, why).hint(START_WAITING))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Makes the intent durable, binds the images to the migration and begins.
@@ -266,6 +292,7 @@ impl Agent {
             },
             no_backups: true,
             owner: command.owner.clone(),
+            replace: false,
         };
         if let Some(slot) = slot {
             let (_, plan, picture) = self.plan(&prepare).await?;
@@ -290,28 +317,12 @@ impl Agent {
     }
 
     pub(super) fn prepared(&self, command: &Migrate) -> ApiResult<Option<Arc<SourceSlot>>> {
-        let waiting: Vec<_> = self
-            .sources
-            .all()
-            .into_iter()
-            .filter(|slot| slot.board.read().state == MigrationState::Prepared)
-            .collect();
         if let Some(named) = &command.prepared {
+            let waiting = self.all_prepared();
             let id = named.resolve(waiting.iter().map(|slot| slot.board.migration))?;
             return Ok(self.sources.get(id));
         }
-        let meant = |slot: &&Arc<SourceSlot>| {
-            let intent = slot.intent();
-            let subject = match (&command.subject, &intent.vm) {
-                (Subject::Vm { qmp }, Some(vm)) => *qmp == vm.qmp,
-                (Subject::Images { names }, None) => {
-                    names.iter().eq(intent.images.iter().map(|image| &image.name))
-                }
-                _ => false,
-            };
-            subject && intent.peer == command.to
-        };
-        Ok(waiting.iter().find(meant).cloned())
+        Ok(self.prepared_for(&command.subject, &command.to))
     }
 
     /// Splices the VM's own disks under dray, and writes down what its QEMU at the target must
@@ -321,11 +332,9 @@ impl Agent {
         intent: &mut SourceIntent,
         slot: &Arc<SourceSlot>,
         picture: &Picture,
-        plan: &Plan,
         command: &Migrate,
-        target_qmp: PathBuf,
+        facts: GuestFacts,
     ) -> ApiResult<()> {
-        let layers = layer_plans(picture, plan)?;
         // The others are looked at when they are adopted.
         picture.check_nodes(|layer| layer.plan.read_only || layer.plan.depth > 0).await?;
         for disk in &picture.disks {
@@ -359,8 +368,7 @@ impl Agent {
         }
         if let Some(vm) = &mut intent.vm {
             vm.qemu.clone_from(&picture.look.process);
-            vm.facts =
-                Some(GuestFacts { qmp: target_qmp, layers, running: picture.look.status.running });
+            vm.facts = Some(facts);
         }
         Ok(())
     }

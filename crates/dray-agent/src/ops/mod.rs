@@ -23,6 +23,7 @@ mod peers;
 mod pick;
 mod plan;
 mod prepare;
+pub mod prepared;
 mod record;
 mod released;
 mod resize;

@@ -27,11 +27,16 @@ use std::sync::Arc;
 
 impl Answers<Prepare> for Arc<Agent> {
     async fn answer(&self, command: Prepare, events: Events) -> ApiResult<Prepared> {
-        self.seed_prepare(&command, &events).await;
+        let before = self.kept_preparation(&command).await?;
+        if before.is_none() {
+            self.seed_prepare(&command, &events).await;
+        }
         let (intent, plan, picture) = self.plan(&command).await?;
-        let (slot, endpoint) = self
-            .prepare_at_target(intent, &plan, (command.pool.as_deref(), command.owner.as_deref()))
-            .await?;
+        let pool_and_owner = (command.pool.as_deref(), command.owner.as_deref());
+        let (slot, endpoint) = match before {
+            Some(slot) => self.as_prepared(slot, &intent, &plan, pool_and_owner).await?,
+            None => self.prepare_at_target(intent, &plan, pool_and_owner).await?,
+        };
         let intent = slot.intent();
         if let Some(picture) = &picture {
             // Known by the time that it is wanted; a QEMU that cannot is as good.
@@ -88,18 +93,7 @@ impl Agent {
         let what = format!("cannot prepare on {}", intent.peer);
         // Until it is durable here: a target that asks meanwhile hears that it may begin.
         let _prepares = self.preparing.begin(intent.migration);
-        let digests = self.digests_there(&what, &intent, plan, pool).await?;
-        let wanted = wanted_images(&intent, plan);
-        let asked = self.ask_for_room(&intent, wanted, digests, (pool, owner)).await;
-        let asked = asked.map_err(|why| net_error(&what, &why))?;
-        let fits = |(_, bases): &(_, Vec<Base>)| bases.len() == intent.images.len();
-        let Some((endpoint, bases)) = asked.filter(fits) else {
-            return Err(Refusal::new(
-                ErrorKind::Peer,
-                what,
-                "the peer's answer does not fit the question",
-            ));
-        };
+        let (endpoint, bases) = self.room_for(&intent, plan, (pool, owner)).await?;
         let notices = self.begin_with(&mut intent, bases);
         let migration = intent.migration;
         let peer = intent.peer.clone();
@@ -114,6 +108,24 @@ impl Agent {
                 Err(io_error(what, why))
             }
         }
+    }
+
+    /// Asks the target for room for the images: where it serves them, and what each begins with.
+    pub(super) async fn room_for(
+        self: &Arc<Self>,
+        intent: &SourceIntent,
+        plan: &Plan,
+        (pool, owner): (Option<&str>, Option<&str>),
+    ) -> ApiResult<(Endpoint, Vec<Base>)> {
+        let what = format!("cannot prepare on {}", intent.peer);
+        let digests = self.digests_there(&what, intent, plan, pool).await?;
+        let wanted = wanted_images(intent, plan);
+        let asked = self.ask_for_room(intent, wanted, digests, (pool, owner)).await;
+        let asked = asked.map_err(|why| net_error(&what, &why))?;
+        let fits = |(_, bases): &(_, Vec<Base>)| bases.len() == intent.images.len();
+        asked.filter(fits).ok_or_else(|| {
+            Refusal::new(ErrorKind::Peer, what, "the peer's answer does not fit the question")
+        })
     }
 
     /// Notes what each image begins with at the target. What is to be said of replicas that it does not use.

@@ -111,6 +111,7 @@ impl Agent {
             },
             peer: command.to.clone(),
             images: plan.images.clone(),
+            owner: command.owner.clone(),
             vm,
             options: None,
             epoch: epoch.unwrap_or(Epoch(1)),

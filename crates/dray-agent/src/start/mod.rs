@@ -219,6 +219,7 @@ impl Agent {
         tokio::spawn(Arc::clone(&self).keep_reviving());
         self.tell_cancelled();
         tokio::spawn(Arc::clone(&self).keep_asking());
+        tokio::spawn(crate::ops::prepared::forget_old(Arc::downgrade(&self)));
         Batches::revive(&self);
         self.keep_looking();
         if let Some(address) = self.config.nbd_tcp {

@@ -49,6 +49,9 @@ pub struct Args {
     /// To whom the files belong at the target [default: as here, by name]
     #[arg(long, value_name = "USER[:GROUP]")]
     owner: Option<String>,
+    /// Forget what was prepared before for this target, and prepare anew
+    #[arg(long)]
+    replace: bool,
     /// QMP socket of the QEMU that will wait at the target; `dray migrate` then knows it
     #[arg(long, value_name = "SOCKET", value_parser = path_at_target, conflicts_with = "images")]
     target_qmp: Option<PathBuf>,
@@ -67,6 +70,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         target_format: args.target_format.into(),
         no_backups: args.no_backups,
         owner: args.owner,
+        replace: args.replace,
     };
     let prepared = progress::seeding::call(client, command, output).await?;
     if output.json {

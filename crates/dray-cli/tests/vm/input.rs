@@ -1,9 +1,10 @@
 //! A VM, a socket or a waiting QEMU that does not fit: a clear error, and nothing has happened.
 
 use crate::home::assert_nothing_left;
-use crate::stage::{Kind, PATIENCE, Stage};
+use crate::stage::{Kind, PATIENCE, Stage, qmp};
 use dray_testkit::guest::{GuestVm, GuestVmBuilder};
 use dray_testkit::lab::Answer;
+use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -116,8 +117,8 @@ fn a_waiting_qemu_that_does_not_fit_is_refused() {
             &["disk disk0: it is on", "null-co", "not on the export", "dray prepare"],
         ),
     ];
+    let prepared = stage.prepare_exports();
     for (waiting, code, words) in cases {
-        stage.prepare_exports();
         let dir = stage.lab.dir();
         let socket = dir.join("target.qmp");
         // The one of the case before.
@@ -134,18 +135,56 @@ fn a_waiting_qemu_that_does_not_fit_is_refused() {
         assert_refused(&answer, code, words);
         stage.target = None;
         stage.assert_guest_is_well();
-        assert_nothing_left(&stage);
+        assert_only_prepared(&stage, &prepared);
     }
     // A peer may name only what the operator of the target has opened to it.
     let outside = tempfile::tempdir().expect("directory");
     let elsewhere = outside.path().join("vm.sock");
     says(&elsewhere, TOO_OLD);
-    stage.prepare_exports();
     let answer = stage.migrate_to(&elsewhere);
     assert_refused(&answer, 9, &["vm.sock", "qmp_dirs"]);
+    assert_only_prepared(&stage, &prepared);
+    // The one that fits comes at last.
+    let _ = std::fs::remove_file(stage.lab.dir().join("target.qmp"));
+    stage.start_target(&prepared);
+    let migrate = stage.spawn(&[]);
+    stage.completes(migrate);
+}
+
+/// The same command has the same answer, and another one says what differs.
+#[test]
+fn a_vm_that_is_prepared_twice_is_prepared_once() {
+    let Some(stage) = Stage::new("twice", &[Kind::Plain], 2_000_000) else { return };
+    let prepared = stage.prepare_exports();
+    assert_only_prepared(&stage, &prepared);
+    let other = ["--name", "disk0=other.raw"];
+    assert_refused(&stage.prepared_with(&other), 6, &["and not other.raw", "--replace"]);
+    assert_refused(&stage.prepared_with(&["--pool", "none"]), 7, &["pool"]);
+    assert_only_prepared(&stage, &prepared);
+    let replaced = stage.prepared_with(&[&other[..], &["--replace"]].concat());
+    let replaced = replaced.json().expect("prepare");
+    assert_ne!(replaced["migration"], prepared["migration"]);
+    assert_eq!(stage.lab.host("b").pool_files().expect("pool"), [".other.raw.dray-partial"]);
+    let id = replaced["migration"].as_str().expect("id");
+    stage.lab.host("a").json(&["cancel", id]).expect("cancel");
     assert_nothing_left(&stage);
-    stage.finish_guest();
-    stage.assert_images("a");
+}
+
+/// What was prepared is there and nothing else: the disk is on its file.
+fn assert_only_prepared(stage: &Stage, prepared: &Value) {
+    let host = stage.lab.host("a");
+    let mut open = host.json(&["status"]).expect("status");
+    let open = open.as_array_mut().expect("migrations");
+    open.retain(|one| one["state"] != "cancelled");
+    assert_eq!(open.len(), 1, "{open:?}");
+    assert_eq!(
+        (&open[0]["state"], &open[0]["migration"]),
+        (&json!("prepared"), &prepared["migration"])
+    );
+    assert_eq!(host.json(&["images"]).expect("images"), json!([]));
+    let nodes = qmp(&stage.source.qmp_path(), "{\"execute\":\"query-named-block-nodes\"}");
+    assert!(!nodes.to_string().contains("nbd.sock"), "a disk is still under dray: {nodes}");
+    assert_eq!(&stage.prepare_exports(), prepared);
 }
 
 /// The guest would find the content of one disk on the other.
@@ -163,7 +202,7 @@ fn a_waiting_qemu_whose_disks_are_swapped_is_refused() {
     assert_refused(&answer, 9, &["disk0: it is on the export of image", "and its image is"]);
     stage.target = None;
     stage.assert_guest_is_well();
-    assert_nothing_left(&stage);
+    assert_only_prepared(&stage, &stage.prepare_exports());
     stage.finish_guest();
     stage.assert_images("a");
 }

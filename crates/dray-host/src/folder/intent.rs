@@ -193,6 +193,9 @@ pub struct SourceIntent {
     pub peer: String,
     /// The images, in the migration's order.
     pub images: Vec<SourceImage>,
+    /// To whom their files shall belong at the target, where `prepare` was told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
     /// The VM, when one moves.
     pub vm: Option<SourceVm>,
     /// Set once `migrate` was asked for; only prepared until then.

@@ -166,6 +166,7 @@ mod tests {
                 migration: MIGRATION,
                 peer: "b".into(),
                 images: vec![SourceImage::new("x".into(), offer, "x".into(), None)],
+                owner: None,
                 vm: None,
                 options: begun.then(options_of_a_test),
                 epoch: Epoch(1),

@@ -441,6 +441,7 @@ mod tests {
             migration: AWAY,
             peer: "hostb".into(),
             images: vec![SourceImage::new(IMAGE.into(), offer, path, None)],
+            owner: None,
             vm: None,
             options: Some(options_of_a_test()),
             epoch: Epoch(1),

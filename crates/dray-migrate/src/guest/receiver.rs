@@ -81,6 +81,30 @@ pub async fn deliver(config: &Config, slot: &TargetSlot, stream: Stream) -> Resu
     carried.map(drop)
 }
 
+/// Whether the QEMU that is to take a VM waits, and has the disks of a prepared migration. Nothing is noted of it: it is
+/// looked at again when the migration begins.
+///
+/// # Errors
+/// Why it cannot take the VM.
+pub async fn fits(
+    config: &Config,
+    hypervisor: &dyn Hypervisor,
+    slot: &TargetSlot,
+    facts: &GuestFacts,
+) -> Result<(), Why> {
+    let fits = async {
+        let numbered = plans(facts)?;
+        let vm = vm_behind(config, hypervisor, &facts.qmp, NotDone::Refused).await?;
+        let plans: Vec<_> = numbered.iter().map(|(_, plan)| plan.clone()).collect();
+        vm.await_guest(&plans).await?;
+        let (images, nbd_socket) = (&slot.intent().images, &config.nbd_socket());
+        let expected = Expected { plans: &numbered, images, nbd_socket, arrived: false };
+        expected.check(&vm.look().await?.disks)?;
+        Ok::<_, NotDone>(())
+    };
+    fits.await.map_err(Why::of)
+}
+
 impl TargetVmTask {
     /// Does what it is told until the loop ends.
     pub async fn run(mut self) {

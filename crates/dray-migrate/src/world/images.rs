@@ -66,6 +66,7 @@ impl World {
             migration: self.migration(),
             peer: HOSTS[1 - self.from].to_owned(),
             images: offers().into_iter().zip(bases).map(image).collect(),
+            owner: None,
             vm: None,
             options: begun.then_some(options),
             epoch: record.map_or(Epoch(1), |record| record.epoch),

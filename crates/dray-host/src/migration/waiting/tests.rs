@@ -92,6 +92,7 @@ impl Host {
             migration: AWAY,
             peer: "hostb".into(),
             images: images.to_vec(),
+            owner: None,
             vm: None,
             options: Some(options_of_a_test()),
             epoch: Epoch(1),

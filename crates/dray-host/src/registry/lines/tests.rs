@@ -29,6 +29,7 @@ impl Host {
             migration: AWAY,
             peer: "hostb".into(),
             images,
+            owner: None,
             vm: None,
             options: None,
             epoch: Epoch(1),
