@@ -36,6 +36,8 @@ GUEST = [
     ("1 MiB reads, depth 16", "read", "1m", 16),
     ("1 MiB writes, depth 16", "write", "1m", 16),
 ]
+# What the downtime is made of, as the agent tells it.
+PARTS = ["memory", "quiesce", "map", "commit", "resume"]
 MIB = 1 << 20
 WHICH = ("before", "after")
 
@@ -65,8 +67,10 @@ class Told:
     def print(self):
         for name, pairs in self.pairs.items():
             before, after = (statistics.median(pair[which] for pair in pairs) for which in WHICH)
-            middle, low, high = interval([pair["after"] / pair["before"] for pair in pairs])
-            line = f"{name:34} {before:12.1f} {after:12.1f}  ratio {middle:.4f} ({low:.4f} to {high:.4f})"
+            line = f"{name:34} {before:12.1f} {after:12.1f}"
+            if all(pair["before"] for pair in pairs):
+                middle, low, high = interval([pair["after"] / pair["before"] for pair in pairs])
+                line += f"  ratio {middle:.4f} ({low:.4f} to {high:.4f})"
             if "downtime" in name:
                 middle, low, high = interval([pair["after"] - pair["before"] for pair in pairs])
                 line += f"  difference {middle:+.1f} ms ({low:+.1f} to {high:+.1f})"
@@ -149,6 +153,8 @@ def move(trees, pairs, told):
                 both[which] = bench.one("hybrid")
             told.add("move: total, s", {w: both[w]["total_seconds"] for w in WHICH})
             told.add("move: downtime, ms", {w: both[w]["downtime_ms"] for w in WHICH})
+            for part in PARTS:
+                told.add(f"  {part} of the downtime, ms", {w: both[w]["downtime_parts"][part] for w in WHICH})
     finally:
         if bench:
             for keeper in bench.keepers.values():

@@ -52,6 +52,8 @@ macro_rules! commands {
             Operator: "limit" Limit -> Limited;
             /// Starts, pauses or paces Backfill; this host is the target.
             Operator: "backfill" Backfill -> Backfilling;
+            /// Ends the QEMU of a VM that has left this host, and no other.
+            Operator: "quit" Quit -> QemuEnded;
             /// Ends the stall of guest I/O that waits for a lost source.
             Operator: "unstall" Unstall -> Unstalled;
             /// Predicts what a migration would take; nothing moves.
@@ -477,6 +479,14 @@ pub struct Claim {
     pub accept_loss: bool,
 }
 
+/// Ends the QEMU of a VM that has left this host.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quit {
+    /// Its QMP socket.
+    pub qmp: PathBuf,
+}
+
 /// Ends the stall of guest I/O that waits for a lost source.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -537,6 +547,7 @@ impl Command {
                 let sockets = of.moves.iter().flat_map(|one| Named::subject(&one.subject).sockets);
                 Named { sockets: sockets.collect(), ..Named::default() }
             }
+            C::Quit(of) => Named::socket(Some(&of.qmp)),
             C::Adopt(of) => Named::socket(Some(&of.qmp)),
             C::Release(of) => Named::socket(Some(&of.qmp)),
             C::Resize(of) => Named::socket(of.qmp.as_deref()),

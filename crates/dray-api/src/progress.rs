@@ -199,6 +199,15 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl Progress {
+    /// Everything is at the target: what was still to be sent when that was measured last is.
+    pub fn complete(&mut self) {
+        let rows = self.images.iter_mut().map(|image| &mut image.amounts);
+        for amounts in rows.chain([&mut self.total]) {
+            (amounts.bytes_done, amounts.bytes_missing) = (amounts.bytes_total, 0);
+        }
+        (self.phase, self.rate, self.seconds_left) = (Phase::Ended, 0, None);
+    }
+
     /// A progress report of a migration that has done nothing yet.
     pub fn new(migration: MigrationId, strategy: Strategy) -> Self {
         Self {

@@ -518,6 +518,15 @@ pub struct Backfilling {
     pub bytes_missing: u64,
 }
 
+/// A QEMU that was told to end.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct QemuEnded {
+    /// Number of its process.
+    pub pid: i32,
+    /// Whether the process has ended. One that has not will, and needs nothing more.
+    pub ended: bool,
+}
+
 /// What unstalling led to.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Unstalled {

@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::io;
 use std::marker::PhantomData;
 use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -86,12 +87,26 @@ impl Client {
         }
     }
 
+    /// Who may use the socket, as far as this user can see.
+    fn who_may(&self) -> String {
+        let group = std::fs::metadata(&self.socket).ok().map(|meta| meta.gid());
+        match group {
+            Some(0) => "run this as root; `group` in the [agent] of dray.toml lets other users in"
+                .to_owned(),
+            Some(group) => {
+                format!("run this as root, or as a member of the socket's group ({group})")
+            }
+            None => "run this as root, or as a member of the group that `group` in dray.toml names"
+                .to_owned(),
+        }
+    }
+
     fn unreachable(&self, why: &io::Error) -> Refusal {
         let what = format!("cannot reach the agent on {}", self.socket.display());
         let why = match why.kind() {
             io::ErrorKind::PermissionDenied => {
                 return Refusal::new(ErrorKind::Denied, what, "this user may not use its socket")
-                    .hint("run this as root or as a member of the group that agent.group names");
+                    .hint(self.who_may());
             }
             io::ErrorKind::NotFound => "there is no such socket".to_owned(),
             io::ErrorKind::ConnectionRefused => "no agent is listening on it".to_owned(),

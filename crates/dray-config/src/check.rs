@@ -17,12 +17,12 @@ impl Config {
         let mut problems = Vec::new();
         problems.extend(self.pool_problems().into_iter().filter_map(|(_, problem)| problem));
         self.check_tls(&mut problems);
-        for (field, dir) in [("agent.state_dir", &self.state_dir), ("agent.run_dir", &self.run_dir)]
-        {
-            let missing = directory(field, dir).map(|problem| {
-                problem.hint(format!("create it: install -d -m 0700 {}", dir.display()))
-            });
-            problems.extend(missing);
+        problems.extend(directory("agent.state_dir", &self.state_dir).map(|problem| {
+            problem.hint(format!("create it: install -d -m 0700 {}", self.state_dir.display()))
+        }));
+        // The agent makes it, with the mode that it needs.
+        if self.run_dir.exists() {
+            problems.extend(directory("agent.run_dir", &self.run_dir));
         }
         problems.extend(self.qmp_dir_problems().into_iter().filter_map(|(_, problem)| problem));
         // A QEMU may have to make its sockets in the run directory.

@@ -37,6 +37,15 @@ pub enum ToTargetShell {
     /// Whether the guest is to run at the target: somebody has paused it, or let it go on, since `Check`.
     /// Answered with `Noted`.
     Runs(bool),
+    /// Once a second until the target has everything: how far it is, for those who watch there.
+    Progress {
+        /// Per image: bytes that are sent, and that have to be.
+        images: Vec<(u64, u64)>,
+        /// Sent in the last second, in bytes.
+        rate: u64,
+        /// Predicted seconds to the end.
+        seconds_left: Option<u64>,
+    },
 }
 
 /// What becomes of the qcow2 that the target makes of an image.

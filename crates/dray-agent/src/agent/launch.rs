@@ -160,7 +160,7 @@ impl Agent {
         let shown = Shown {
             role: Role::Target,
             peer: intent.peer.clone(),
-            vm: None,
+            vm: intent.guest.as_ref().and_then(|guest| guest.name.clone()),
             state: MigrationState::Running,
             started_unix_ms: intent.started_unix_ms,
             waiting_since: None,

@@ -112,7 +112,7 @@ impl Agent {
         if slot.board.read().state != MigrationState::Prepared {
             return Err(conflict("it has begun here"));
         }
-        let facts = GuestFacts { qmp: qmp.into(), layers, running: false };
+        let facts = GuestFacts { name: None, qmp: qmp.into(), layers, running: false };
         let fits = guest::receiver::fits(&self.config, &*self.hypervisor, &slot, &facts).await;
         fits.map_err(|why| Refusal::new(ErrorKind::Hypervisor, "cannot take the vm", why))
     }

@@ -6,6 +6,7 @@ use dray_api::{ApiResult, Backfill, BackfillAction, Backfilling, ErrorKind, Phas
 use dray_engine::{BackfillControl, TargetEvent};
 use dray_migrate::messages::ToSourceShell;
 use dray_migrate::receiver::{Input, TargetSlot};
+use dray_migrate::source::SourceSlot;
 use dray_types::MigrationId;
 use std::path::Path;
 use std::sync::Arc;
@@ -64,21 +65,37 @@ impl Agent {
                 let waits = |slot: &&Arc<TargetSlot>| {
                     matches!(slot.board.read().progress.phase, Phase::Handover | Phase::Backfill)
                 };
-                let waiting = slots.iter().filter(waits).map(|slot| slot.board.migration);
-                text::pick(None, slots.iter().map(|slot| slot.board.migration), waiting)?
+                let mut waiting = slots.iter().filter(waits).map(|slot| slot.board.migration);
+                let away = || self.sources.all().into_iter().find(|slot| lacks_blocks(slot));
+                match (waiting.next(), away()) {
+                    (None, Some(source)) => source.board.migration,
+                    (first, _) => {
+                        let all = slots.iter().map(|slot| slot.board.migration);
+                        text::pick(None, all, first.into_iter().chain(waiting))?
+                    }
+                }
             }
         };
         self.targets.get(id).ok_or_else(|| {
-            let why = "this host is its source; the command belongs to its target";
+            let why = format!("this host is the source of migration {id}, and its target fetches");
             let error = Refusal::new(ErrorKind::Conflict, WHAT, why);
             match self.sources.get(id) {
-                Some(slot) => error.hint(format!("run it on {}", slot.board.read().peer)),
+                Some(slot) => {
+                    let peer = slot.board.read().peer;
+                    error.hint(format!("give the command on {peer}"))
+                }
                 None => error,
             }
         })
     }
 
     fn moved_vm(&self, qmp: &Path) -> ApiResult<MigrationId> {
+        let left = |slot: &&Arc<SourceSlot>| {
+            lacks_blocks(slot) && slot.intent().vm.is_some_and(|vm| vm.qmp == qmp)
+        };
+        if let Some(slot) = self.sources.all().iter().find(left) {
+            return Ok(slot.board.migration);
+        }
         let runs = |slot: &&Arc<TargetSlot>| {
             slot.intent().guest.is_some_and(|guest| guest.qmp == qmp)
                 && slot.board.read().progress.phase <= Phase::Backfill
@@ -100,6 +117,11 @@ impl Agent {
         let sources = self.sources.all().into_iter().map(|slot| slot.board.migration);
         text::MigrationRef(which.to_owned()).resolve(targets.chain(sources))
     }
+}
+
+/// Whether the target of a migration from here fetches what it lacks.
+fn lacks_blocks(slot: &SourceSlot) -> bool {
+    slot.board.read().progress.phase == Phase::Backfill
 }
 
 /// Lets a handover that is under way come to its end, for a while.

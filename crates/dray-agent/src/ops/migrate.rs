@@ -112,7 +112,7 @@ impl Answers<Migrate> for Arc<Agent> {
     async fn answer(&self, command: Migrate, events: Events) -> ApiResult<Migrated> {
         let detach = command.detach;
         self.check(&command)?;
-        self.seed_migration(&command, &events).await;
+        self.seed_migration(&command, &events).await?;
         let started = self.migrate(command, None).await?;
         if detach {
             return Ok(Migrated::Started(started));
@@ -206,8 +206,12 @@ impl Agent {
         intent.started_unix_ms = unix_ms();
         if let (Some(picture), Some(qmp)) = (picture, &command.target_qmp) {
             let layers = layer_plans(picture, plan)?;
-            let facts =
-                GuestFacts { qmp: qmp.clone(), layers, running: picture.look.status.running };
+            let facts = GuestFacts {
+                name: slot.board.read().vm,
+                qmp: qmp.clone(),
+                layers,
+                running: picture.look.status.running,
+            };
             self.refuse_unawaited(&intent, &facts).await?;
             self.adopt_for(&mut intent, slot, picture, command, facts).await?;
         }

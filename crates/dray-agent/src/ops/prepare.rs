@@ -29,7 +29,7 @@ impl Answers<Prepare> for Arc<Agent> {
     async fn answer(&self, command: Prepare, events: Events) -> ApiResult<Prepared> {
         let before = self.kept_preparation(&command).await?;
         if before.is_none() {
-            self.seed_prepare(&command, &events).await;
+            self.seed_prepare(&command, &events).await?;
         }
         let (intent, plan, picture) = self.plan(&command).await?;
         let pool_and_owner = (command.pool.as_deref(), command.owner.as_deref());

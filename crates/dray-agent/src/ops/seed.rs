@@ -19,12 +19,12 @@ use dray_wire::ImageOffer;
 use dray_wire::request::{Reply, Request, SeedImage, Seeding, WantedImage};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often the target is asked.
 const EVERY: Duration = Duration::from_millis(300);
-/// The target may be away for so many questions: its agent may be restarting.
-const AWAY: u32 = 100;
+/// A target that has answered may be away for so long: its agent may be restarting.
+const AWAY: Duration = Duration::from_secs(30);
 
 impl Answers<Seed> for Arc<Agent> {
     async fn answer(&self, command: Seed, events: Events) -> ApiResult<Seeded> {
@@ -86,30 +86,53 @@ fn of_prepare(command: &Prepare) -> Option<Seed> {
 
 impl Agent {
     /// Has the target read what it can before a migration.
-    pub(super) async fn seed_migration(self: &Arc<Self>, command: &Migrate, events: &Events) {
+    ///
+    /// # Errors
+    /// As [`Self::seed_prepare`].
+    pub(super) async fn seed_migration(
+        self: &Arc<Self>,
+        command: &Migrate,
+        events: &Events,
+    ) -> ApiResult<()> {
         let is_prepared = matches!(self.prepared(command), Ok(Some(_)));
-        if let Some(seed) = of_migration(command).filter(|_| !is_prepared) {
-            self.seed_before(seed, events).await;
+        match of_migration(command).filter(|_| !is_prepared) {
+            Some(seed) => self.seed_before(seed, events).await,
+            None => Ok(()),
         }
     }
 
     /// The same before something is prepared.
-    pub(super) async fn seed_prepare(self: &Arc<Self>, command: &Prepare, events: &Events) {
-        if let Some(seed) = of_prepare(command) {
-            self.seed_before(seed, events).await;
+    ///
+    /// # Errors
+    /// What would stand in the way of the migration, too: who waited for it need not wait once more.
+    pub(super) async fn seed_prepare(
+        self: &Arc<Self>,
+        command: &Prepare,
+        events: &Events,
+    ) -> ApiResult<()> {
+        match of_prepare(command) {
+            Some(seed) => self.seed_before(seed, events).await,
+            None => Ok(()),
         }
     }
 
-    /// What stands in the way of it is told, and the migration begins without it.
-    async fn seed_before(self: &Arc<Self>, seed: Seed, events: &Events) {
+    /// What stands in the way of this alone is told, and the migration begins without it.
+    async fn seed_before(self: &Arc<Self>, seed: Seed, events: &Events) -> ApiResult<()> {
+        let what = format!("cannot prepare on {}", seed.to);
         let event = match self.answer(seed, events.clone()).await {
-            Ok(seeded) if seeded.images.is_empty() => return,
+            Ok(seeded) if seeded.images.is_empty() => return Ok(()),
             Ok(seeded) => Event::Seeded(seeded),
             // The migration itself tells of the same failure.
-            Err(why) if matches!(why.kind, ErrorKind::Invalid | ErrorKind::NotFound) => return,
+            Err(why) if matches!(why.kind, ErrorKind::Invalid | ErrorKind::NotFound) => {
+                return Ok(());
+            }
+            Err(why) if matches!(why.kind, ErrorKind::Peer | ErrorKind::Hypervisor) => {
+                return Err(Refusal { what, ..why });
+            }
             Err(why) => Event::Notice { text: format!("no backup or replica is used: {why}") },
         };
         let _ = events.send(event).await;
+        Ok(())
     }
 
     /// Notes who gave what beside what was expected of it, for the summary of the migration.
@@ -163,15 +186,15 @@ impl Agent {
         events: &Events,
     ) -> ApiResult<Vec<Seeding>> {
         let what = format!("cannot let {to} read images from backups");
-        let mut away = 0;
+        let mut heard: Option<Instant> = None;
+        let is_gone = |heard: Option<Instant>| heard.is_none_or(|at| at.elapsed() > AWAY);
         loop {
             let states = match self.ask(to, request).await {
                 Ok(Reply::Seeding { images }) => images,
-                Err(why) if matches!(why.kind, NetErrorKind::Refused(_)) || away == AWAY => {
+                Err(why) if matches!(why.kind, NetErrorKind::Refused(_)) || is_gone(heard) => {
                     return Err(net_error(what, &why));
                 }
                 Err(_) => {
-                    away += 1;
                     tokio::time::sleep(EVERY).await;
                     continue;
                 }
@@ -180,7 +203,7 @@ impl Agent {
                     return Err(Refusal::new(ErrorKind::Peer, what, why));
                 }
             };
-            away = 0;
+            heard = Some(Instant::now());
             let Some(progress) = progress(&states) else { return Ok(states) };
             if events.send(Event::Seeding(progress)).await.is_err() {
                 // The target stops by itself when nobody asks any more.

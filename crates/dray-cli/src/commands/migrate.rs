@@ -7,11 +7,12 @@ use super::{pair, path_at_target};
 use crate::client::Client;
 use crate::output::Output;
 use crate::progress;
+use crate::progress::Followed;
 use crate::show::status::short;
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use dray_api::text::MigrationRef;
-use dray_api::{ApiResult, Batch, Migrate, Migrated, Order, ReleaseAtEnd, Strategy};
+use dray_api::{ApiResult, Batch, Migrate, Migrated, Order, ReleaseAtEnd, Strategy, Subject};
 use dray_types::{BitRate, Why};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -208,7 +209,12 @@ pub async fn run(mut args: Args, client: &Client, output: &Output) -> ApiResult<
     args.several.refuse_leftovers()?;
     let command = args.resolve()?;
     if !command.detach {
-        return progress::follow(client, command, Migrated::ended, output).await;
+        let next = what_next(&command);
+        let followed = progress::follow(client, command, Migrated::ended, output).await?;
+        if followed == Followed::Completed && !output.json && !next.is_empty() {
+            output.note(&next);
+        }
+        return Ok(followed.into());
     }
     let started = progress::seeding::call(client, command, output).await?.started()?;
     output.result(&started, |started, _| {
@@ -216,6 +222,25 @@ pub async fn run(mut args: Args, client: &Client, output: &Output) -> ApiResult<
         format!("migration {} has started\n`dray watch {id}` shows it\n", started.migration)
     });
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is left to the operator when everything has moved.
+fn what_next(command: &Migrate) -> String {
+    let mut lines = Vec::new();
+    if let Subject::Vm { qmp } = &command.subject {
+        let qmp = qmp.display();
+        lines.push(format!(
+            "next: `dray quit --qmp {qmp}` ends the QEMU here, in which the guest never runs again"
+        ));
+    }
+    if !command.remove_replica {
+        lines.push(
+            "the copies that stay on this host make a way back short; `dray images` lists them, and \
+             `dray images remove NAME` frees their room"
+                .to_owned(),
+        );
+    }
+    lines.join("\n")
 }
 
 /// Begins several.

@@ -23,6 +23,7 @@ mod peers;
 mod pki;
 mod plan;
 mod prepare;
+mod quit;
 mod record;
 mod release;
 mod resize;
@@ -97,6 +98,8 @@ commands! {
     Seed = seed, asks;
     /// Move a running VM, several VMs, or images, to another host
     Migrate = migrate, asks;
+    /// End the QEMU of a VM that has moved away
+    Quit = quit, asks;
     /// Show migrations
     Status = status, asks;
     /// Follow a migration to its end

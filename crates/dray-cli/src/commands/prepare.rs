@@ -5,8 +5,8 @@ use super::{pair, path_at_target};
 use crate::client::Client;
 use crate::output::Output;
 use crate::progress;
-use crate::show::prepared::qemu_arguments;
-use dray_api::{ApiResult, Prepare};
+use crate::show::prepared::{qemu_arguments, quoted};
+use dray_api::{ApiResult, Prepare, Subject};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -72,6 +72,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         owner: args.owner,
         replace: args.replace,
     };
+    let next = Next { subject: command.subject.clone(), target_qmp: command.target_qmp.clone() };
     let prepared = progress::seeding::call(client, command, output).await?;
     if output.json {
         output.json_line(&prepared);
@@ -88,9 +89,37 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     }
     let arguments = qemu_arguments(&prepared);
     if arguments.trim().is_empty() {
+        output.note(&format!("then give:\n  {}", next.line(to)));
         return Ok(ExitCode::SUCCESS);
     }
     output.note(&format!("start QEMU at {to} with the same devices and these arguments:"));
     output.text(&arguments);
+    output.note(&format!("when it waits there, give on this host:\n  {}", next.line(to)));
     Ok(ExitCode::SUCCESS)
+}
+
+/// The command that follows.
+struct Next {
+    subject: Subject,
+    target_qmp: Option<PathBuf>,
+}
+
+impl Next {
+    fn line(&self, to: &str) -> String {
+        let to = quoted(to);
+        match &self.subject {
+            Subject::Images { names } => {
+                let images = names.iter().map(|name| format!(" --image {}", quoted(name)));
+                format!("dray migrate{} --to {to}", images.collect::<String>())
+            }
+            Subject::Vm { qmp } => {
+                let qmp = quoted(&qmp.to_string_lossy());
+                let there = match &self.target_qmp {
+                    Some(_) => "",
+                    None => " --target-qmp SOCKET   # of the QEMU that waits there",
+                };
+                format!("dray migrate --qmp {qmp} --to {to}{there}")
+            }
+        }
+    }
 }

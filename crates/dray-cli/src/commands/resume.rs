@@ -30,7 +30,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     let started = client.call(command).await?;
     if !args.detach {
         let watch = Watch { migration: Some(started.migration.into()) };
-        return progress::follow(client, watch, Ok, output).await;
+        return progress::follow(client, watch, Ok, output).await.map(Into::into);
     }
     output.result(&started, |started, _| {
         let id = short(started.migration);

@@ -25,5 +25,5 @@ pub struct Args {
 /// Follows a migration to its end.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Watch { migration: args.migration.map(MigrationRef) };
-    progress::follow(client, command, Ok, output).await
+    progress::follow(client, command, Ok, output).await.map(Into::into)
 }

@@ -39,6 +39,24 @@ enum End {
     Left,
 }
 
+/// How following has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Followed {
+    /// The migration is complete, and its summary was shown.
+    Completed,
+    /// The operator watches no more.
+    Left,
+}
+
+impl From<Followed> for ExitCode {
+    fn from(followed: Followed) -> Self {
+        match followed {
+            Followed::Completed => Self::SUCCESS,
+            Followed::Left => Self::from(DETACHED),
+        }
+    }
+}
+
 /// Shows nothing.
 struct Silent;
 
@@ -65,7 +83,7 @@ pub async fn follow<C: Ask>(
     command: C,
     ended: fn(C::Answer) -> ApiResult<Summary>,
     output: &Output,
-) -> ApiResult<ExitCode> {
+) -> ApiResult<Followed> {
     let mut call = client.start(command).await?;
     let mut display = display(output);
     let mut migration = None;
@@ -75,14 +93,14 @@ pub async fn follow<C: Ask>(
             display.end(End::Left);
             pressed.map_err(|why| Refusal::new(ErrorKind::Internal, "cannot wait for Ctrl-C", why))?;
             say_detached(migration, output);
-            return Ok(ExitCode::from(DETACHED));
+            return Ok(Followed::Left);
         }
     };
     let outcome = outcome.and_then(ended);
     display.end(if outcome.is_ok() { End::Complete } else { End::Failed });
     let done = outcome?;
     output.result(&done, |done, style| summary(done, output.verbose > 0, style));
-    Ok(ExitCode::SUCCESS)
+    Ok(Followed::Completed)
 }
 
 async fn listen<A: DeserializeOwned>(

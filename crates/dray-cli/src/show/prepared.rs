@@ -27,7 +27,7 @@ fn arguments(args: &[String]) -> Vec<String> {
 }
 
 /// As a POSIX shell reads it back.
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         return text.to_owned();

@@ -3,8 +3,8 @@
 use super::style::Style;
 use super::summary::summary;
 use super::table::{Align, fields, table};
-use super::units::{about, bytes, percent, rate, seconds};
-use super::words::{dirty, phase};
+use super::units::{about, bytes, rate, seconds, share_of};
+use super::words::{amount, dirty, phase, share};
 use dray_api::{MigrationState, MigrationStatus, Progress, Role};
 
 /// How much of an id is shown in a list: enough to tell migrations of one host apart.
@@ -51,7 +51,21 @@ pub fn list(migrations: &[MigrationStatus], style: Style) -> String {
         ("LEFT", Align::Right),
     ];
     let rows: Vec<[String; 9]> = migrations.iter().map(row).collect();
-    table(head, &rows, style) + &waiting(migrations, style)
+    table(head, &rows, style) + &paused(migrations, style) + &waiting(migrations, style)
+}
+
+/// Which fetch nothing before the operator says so, and where that is said.
+fn paused(migrations: &[MigrationStatus], style: Style) -> String {
+    let waits =
+        |one: &&MigrationStatus| one.progress.paused && one.state == MigrationState::Running;
+    let line = |one: &MigrationStatus| {
+        let (id, command) =
+            (short(one.migration), format!("dray backfill start {}", short(one.migration)));
+        let host =
+            if one.role == Role::Source { format!(" on {}", one.peer) } else { String::new() };
+        format!("\n{} waits for `{command}`{host}\n", style.warn(&id))
+    };
+    migrations.iter().filter(waits).map(line).collect()
 }
 
 /// What those wait for that cannot be brought back, and what ends that.
@@ -75,7 +89,7 @@ fn row(migration: &MigrationStatus) -> [String; 9] {
         MigrationState::Prepared | MigrationState::Waiting => "-".to_owned(),
         // What was written while it was copied may never have had to be sent.
         MigrationState::Completed => "100 %".to_owned(),
-        _ => format!("{} %", percent(progress.total.bytes_done, progress.total.bytes_total)),
+        _ => share_of(progress.total.bytes_done, progress.total.bytes_total),
     };
     [
         short(migration.migration),
@@ -142,13 +156,11 @@ fn waits(migration: &MigrationStatus) -> Option<String> {
 
 fn progress_lines(progress: &Progress, running: bool) -> Vec<(&'static str, String)> {
     let total = &progress.total;
-    let done = format!(
-        "{} of {} ({} %) in {}",
-        bytes(total.bytes_done),
-        bytes(total.bytes_total),
-        percent(total.bytes_done, total.bytes_total),
-        seconds(progress.elapsed_seconds)
-    );
+    let share = match total.bytes_total {
+        0 => bytes(total.bytes_done),
+        _ => format!("{} ({})", amount(total), share(total)),
+    };
+    let done = format!("{share} in {}", seconds(progress.elapsed_seconds));
     let mut lines = vec![
         ("phase", format!("{}, round {}", phase(progress), progress.round)),
         ("done", done),

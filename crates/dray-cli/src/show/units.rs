@@ -69,6 +69,11 @@ pub fn percent(done: u64, total: u64) -> u64 {
     if total == 0 { 100 } else { (u128::from(done) * 100 / u128::from(total)).min(100) as u64 }
 }
 
+/// The same, or a dash where nothing is known of the whole.
+pub fn share_of(done: u64, total: u64) -> String {
+    if total == 0 { "-".to_owned() } else { format!("{} %", percent(done, total)) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

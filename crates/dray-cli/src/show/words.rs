@@ -1,6 +1,6 @@
 //! The numbers of a progress event as words.
 
-use super::units::{BLOCK, about, bytes, millis, percent, rate};
+use super::units::{BLOCK, about, bytes, millis, rate, share_of};
 use dray_api::{Amounts, Phase, Progress};
 
 /// `1.2 GiB of 2.1 GiB`.
@@ -8,9 +8,9 @@ pub fn amount(amounts: &Amounts) -> String {
     format!("{} of {}", bytes(amounts.bytes_done), bytes(amounts.bytes_total))
 }
 
-/// `57 %`.
+/// `57 %`, or a dash while nothing is known of the whole.
 pub fn share(amounts: &Amounts) -> String {
-    format!("{} %", percent(amounts.bytes_done, amounts.bytes_total))
+    share_of(amounts.bytes_done, amounts.bytes_total)
 }
 
 /// The phase and what it is busy with: `sync (memory)`. What has ended is busy with nothing.
@@ -31,6 +31,9 @@ pub fn details(progress: &Progress) -> Vec<String> {
     let before_handover = progress.phase < Phase::Handover;
     if before_handover && (progress.total.dirty_blocks > 0 || progress.dirty_rate > 0) {
         words.push(format!("dirty {}", dirty(progress)));
+    }
+    if progress.paused {
+        words.push("waits for `dray backfill start` at the target".to_owned());
     }
     if progress.phase == Phase::Backfill {
         words.push(format!("missing {}", bytes(progress.total.bytes_missing)));

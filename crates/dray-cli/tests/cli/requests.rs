@@ -248,6 +248,7 @@ fn commands_with_their_options() {
             "batch limit 8Mbit",
             json!({ "batch-limit": { "batch": null, "budget": { "bytes_per_second": 1_000_000 } } }),
         ),
+        ("quit --qmp /run/vm1.qmp", json!({ "quit": { "qmp": "/run/vm1.qmp" } })),
         ("unstall a --fail", json!({ "unstall": { "image": "a", "fail": true } })),
     ];
     for (args, wanted) in cases {

@@ -62,6 +62,8 @@ const RESULTS: &[(&str, &str)] = &[
     ("batch-cancel", "batch cancel"),
     ("batch-limit", "batch limit none 7b"),
     ("batch-detached", "migrate --each --image a --to hostb --detach"),
+    ("quit", "quit --qmp /run/vm1.qmp"),
+    ("quit-slow", "quit --qmp /run/slow.qmp"),
     ("unstall", "unstall a"),
     ("unstall-fail", "unstall a --fail"),
 ];

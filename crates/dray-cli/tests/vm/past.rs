@@ -3,7 +3,7 @@
 
 use crate::gone_on::CONT;
 use crate::released::{prepare_back, text};
-use crate::stage::{Kind, Stage, qmp, quit};
+use crate::stage::{Kind, Stage, qmp};
 use dray_testkit::guest::GuestVm;
 use dray_testkit::lab::Answer;
 use std::time::Duration;
@@ -40,7 +40,12 @@ fn an_old_qemu_that_is_let_go_on_writes_nothing_and_can_be_ended() {
         std::thread::sleep(Duration::from_secs(2));
         stage.assert_guest_is_well();
     }
-    quit(&monitor);
+    let a = stage.lab.host("a");
+    let guest = text(stage.target.as_ref().expect("the guest's qemu").qmp_path());
+    let of_the_guest = a.dray(&["quit", "--qmp", &guest]).expect("quit");
+    assert_eq!(of_the_guest.code, 6, "{of_the_guest:?}");
+    let ended = a.json(&["quit", "--qmp", &text(monitor)]).expect("quit");
+    assert_eq!(ended["ended"], true, "{ended}");
     old.wait_exit(Duration::from_secs(10)).expect("it quits");
     stage.assert_guest_is_well();
     stage.finish_guest();

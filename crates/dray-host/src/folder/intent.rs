@@ -9,7 +9,7 @@ use crate::record::chain::ChainLayer;
 use dray_api::{Order, Provided, Tuning};
 use dray_engine::plan::Goals;
 use dray_types::ImageId;
-use dray_types::{BitRate, Epoch, MigrationId};
+use dray_types::{BitRate, Epoch, MigrationId, text};
 use dray_wire::ImageOffer;
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::Base;
@@ -94,6 +94,9 @@ impl SourceIntent {
 /// The VM as the source sees it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GuestFacts {
+    /// Name of the VM.
+    #[serde(default, deserialize_with = "text::de_optional")]
+    pub name: Option<String>,
     /// QMP socket of the waiting QEMU at the target.
     pub qmp: PathBuf,
     /// Its disks' layers: the number of the image each is in, and how it is attached (JSON).

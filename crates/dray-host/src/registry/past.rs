@@ -201,6 +201,16 @@ impl Registry {
         self.past_vms.lock().all.iter().any(|past| past.process.is(qemu))
     }
 
+    /// The same for good: no migration that is open may bring the VM back to it.
+    pub fn has_left_for_good(&self, qemu: &QemuProcess) -> bool {
+        let past = self.past_vms.lock().all.iter().find(|past| past.process.is(qemu)).copied();
+        let records = self.all_records();
+        past.is_some_and(|past| {
+            let is_open = |migration| records.iter().any(|one| one.migration == Some(migration));
+            !past.migration.is_some_and(is_open)
+        })
+    }
+
     /// Whether this process is of a VM that is not here, as far as the image of `record` has to do with it. As long as
     /// the VM is leaving with that image, it may have to come back to it, whatever the record says by then of who owns
     /// the image: its disk is closed.

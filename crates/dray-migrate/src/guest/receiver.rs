@@ -140,6 +140,7 @@ impl TargetVmTask {
                 ToTask::Shell(
                     ToTargetShell::Settings(_)
                     | ToTargetShell::Strategy(_)
+                    | ToTargetShell::Progress { .. }
                     | ToTargetShell::Lines { .. }
                     | ToTargetShell::Bye
                     | ToTargetShell::Done,
@@ -164,6 +165,7 @@ impl TargetVmTask {
         if let Some(qemu) = &qemu {
             self.waits_in(qemu);
         }
+        self.slot.board.change(|shown| shown.vm.clone_from(&facts.name));
         self.note(|intent| (intent.guest, intent.qemu) = (Some(facts), qemu))?;
         Ok(arrival)
     }

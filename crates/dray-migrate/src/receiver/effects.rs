@@ -206,7 +206,7 @@ impl TargetLoop {
 
     pub(super) fn show_completed(&self) {
         self.slot.board.change(|shown| {
-            shown.progress.phase = Phase::Ended;
+            shown.progress.complete();
             shown.state = MigrationState::Completed;
         });
     }

@@ -23,7 +23,7 @@ use crate::shown::shown_phase;
 use crate::slots::{self, Board};
 use crate::{Clock, Threads, Voided};
 pub use alone::Question;
-use dray_api::{MigrationState, Phase};
+use dray_api::{ImageProgress, MigrationState, Phase};
 use dray_engine::receiver::{Held, TargetNotice};
 use dray_engine::{Target, TargetEvent, TargetPlan, TargetRecord};
 use dray_host::abort;
@@ -246,6 +246,7 @@ pub struct TargetLoop {
     progress_at: Instant,
     /// What the source was last told of Backfill.
     said_paused: bool,
+    copied: Option<Copied>,
     /// Per image: blocks found here that it was told of.
     said_found: Vec<u64>,
     verifier: Option<verify::Verifier>,
@@ -316,6 +317,7 @@ impl TargetLoop {
             owed: Owed::default(),
             progress_at: Instant::now(),
             said_paused: false,
+            copied: None,
             said_found: Vec::new(),
             verifier: None,
             alone_since: None,
@@ -537,14 +539,22 @@ impl TargetLoop {
 
     fn refresh(&self) {
         let status = self.engine.status();
-        let rows = self.images.progress(&status);
+        let mut rows = self.images.progress(&status);
         let phase = match self.engine.has_begun() || self.engine.is_over() {
             true => shown_phase(self.engine.phase()),
             false => Phase::Prepare,
         };
+        // Only the source knows what there was to send.
+        let (copied, owns) = (self.copied.as_ref(), self.engine.owns());
+        if let Some(copied) = copied {
+            copied.show_in(&mut rows, owns);
+        }
+        let paused = status.paused && phase == Phase::Backfill;
+        let copied = copied.filter(|_| status.link_up && !paused);
+        let rate = copied.filter(|_| !owns).map_or(status.rate as u64, |copied| copied.rate);
+        let seconds_left = copied.and_then(|copied| copied.seconds_left);
         let wire = self.slot.stats.totals().wire_bytes();
         let remote_reads = self.images.remote_reads();
-        let paused = status.paused && phase == Phase::Backfill;
         self.slot.board.change(|shown| {
             let progress = &mut shown.progress;
             if progress.phase != Phase::Ended {
@@ -555,8 +565,12 @@ impl TargetLoop {
             progress.wire_bytes = wire;
             progress.remote_reads = remote_reads;
             progress.paused = paused;
-            progress.rate = status.rate as u64;
+            progress.rate = rate;
+            progress.seconds_left = seconds_left.map(|seconds| seconds as f64);
             progress.link_up = status.link_up;
+            if shown.state == MigrationState::Completed {
+                progress.complete();
+            }
         });
     }
 
@@ -579,6 +593,31 @@ impl TargetLoop {
             let mut effects = Vec::new();
             self.engine.step(self.clock.now(), answer, &mut effects);
             effects.into_iter().for_each(|effect| self.held.push(effect));
+        }
+    }
+}
+
+/// How far the migration is, as the source has told.
+struct Copied {
+    images: Vec<(u64, u64)>,
+    rate: u64,
+    seconds_left: Option<u64>,
+}
+
+impl Copied {
+    fn new(images: Vec<(u64, u64)>, rate: u64, seconds_left: Option<u64>) -> Self {
+        Self { images, rate, seconds_left }
+    }
+
+    /// Who owns the images knows best what is missing, and the source what there was to send.
+    fn show_in(&self, rows: &mut [ImageProgress], owns: bool) {
+        for (row, &(done, total)) in rows.iter_mut().zip(&self.images) {
+            let amounts = &mut row.amounts;
+            amounts.bytes_total = total.max(amounts.bytes_missing);
+            amounts.bytes_done = match owns {
+                true => amounts.bytes_total - amounts.bytes_missing,
+                false => done.min(total),
+            };
         }
     }
 }

@@ -238,6 +238,12 @@ impl TargetLoop {
             }
             ToTargetShell::Bye => return self.part(),
             ToTargetShell::Done => return self.opened_again(),
+            ToTargetShell::Progress { mut images, rate, seconds_left } => {
+                images.truncate(self.slot.intent().images.len());
+                images.shrink_to_fit();
+                self.copied = Some(super::Copied::new(images, rate, seconds_left));
+                return;
+            }
             ToTargetShell::Strategy(strategy) => {
                 return self.slot.board.change(|shown| {
                     shown.progress.strategy = strategy;

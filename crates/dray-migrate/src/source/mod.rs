@@ -344,6 +344,7 @@ pub struct SourceLoop {
     /// Answers to effects that were given at once.
     answers: VecDeque<SourceEvent>,
     written_back: Instant,
+    said_progress: Instant,
     /// Since when there is no session, while one is needed.
     link_lost: Option<Time>,
     /// Why the last one broke, or was not made.
@@ -439,6 +440,7 @@ impl SourceLoop {
             session: None,
             answers: VecDeque::new(),
             written_back: Instant::now(),
+            said_progress: Instant::now(),
             link_lost: Some(now),
             link_why: None,
             failure: None,
@@ -564,6 +566,7 @@ impl SourceLoop {
         self.keep_latency();
         self.report.save();
         self.report.refresh(self.engine.as_ref(), &self.images);
+        self.say_progress();
         let Some(engine) = &self.engine else { return };
         if engine.is_ready() && self.written_back.elapsed() >= WRITEBACK {
             self.written_back = Instant::now();

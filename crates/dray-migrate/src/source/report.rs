@@ -363,7 +363,8 @@ impl Report {
             progress.remote_reads = self.remote_reads;
             progress.paused = self.paused && self.phase == Phase::Backfill;
             progress.link_up = status.link_up;
-            progress.seconds_left = now.seconds_left(counts.predicted.as_ref());
+            progress.seconds_left =
+                now.seconds_left(counts.predicted.as_ref()).filter(|_| !progress.paused);
             progress.converges = converges;
             let predicted = counts.predicted.as_ref().map(|predicted| predicted.downtime_ms);
             progress.downtime_ms = downtime.or(predicted.filter(|_| !counts.has(Mark::Begin)));

@@ -5,7 +5,7 @@ use super::content::Content;
 use super::side_requests::{Question, Wanted};
 use super::{Input, SourceLoop, SourceSlot, ToTask};
 use crate::messages::{self, ToSourceShell, ToTargetShell};
-use dray_api::{ApiResult, ErrorKind, Refusal};
+use dray_api::{ApiResult, ErrorKind, ImageProgress, Phase, Refusal};
 use dray_engine::SourceEvent;
 use dray_net::tls::Identity;
 use dray_net::{
@@ -18,13 +18,15 @@ use dray_wire::{Envelope, Hello, StreamKind, ToSource, ToTarget};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// First pause before dialling again; doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause before dialling again: what a returned link costs at most.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Pause between two reports to the target of how far it is.
+const SAY_PROGRESS: Duration = Duration::from_secs(1);
 /// What is shown while the target refuses images that were handed over to it.
 const REFUSED: &str = "the target refuses the migration";
 
@@ -264,6 +266,24 @@ impl SourceLoop {
         }
         self.say_reuse();
         self.step(SourceEvent::LinkUp);
+    }
+
+    /// How far it is: the target does not know what there is to send.
+    pub(super) fn say_progress(&mut self) {
+        if self.said_progress.elapsed() < SAY_PROGRESS {
+            return;
+        }
+        self.said_progress = Instant::now();
+        let progress = self.slot.board.read().progress;
+        if !(Phase::Copy..=Phase::Backfill).contains(&progress.phase) || !progress.link_up {
+            return;
+        }
+        let amounts = |row: &ImageProgress| (row.amounts.bytes_done, row.amounts.bytes_total);
+        self.say(&ToTargetShell::Progress {
+            images: progress.images.iter().map(amounts).collect(),
+            rate: progress.rate,
+            seconds_left: progress.seconds_left.map(|seconds| seconds as u64),
+        });
     }
 
     /// What the target does at the end. A session that `prepare` made has none until it begins.

@@ -48,7 +48,7 @@ impl Report {
                 Some(_) => MigrationState::Failed,
             };
             shown.error = error;
-            shown.progress.phase = Phase::Ended;
+            shown.progress.complete();
             shown.summary = Some(summary);
         });
     }

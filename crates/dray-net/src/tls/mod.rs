@@ -233,6 +233,9 @@ fn certificate_words(why: &rustls::Error, whose: &str) -> (String, &'static str)
 
 const NAME_HINT: &str = "the name of a [[peer]] must be the DNS name in its certificate, and its address must lead there";
 
+const NAMED_THERE: &str =
+    "that host's dray.toml must call this host as its certificate does: compare the [[peer]] there";
+
 /// `DnsName("hostb")` as rustls writes it, without the wrapping.
 fn bare_name(name: &str) -> &str {
     name.trim_start_matches("DnsName(").trim_matches(|c| "()\"".contains(c))
@@ -282,8 +285,10 @@ fn alert_words(alert: AlertDescription, peer: &str) -> NetError {
             "give both hosts certificates of one authority",
         ),
         A::CertificateRequired => certificate("none was presented", MAKE_NEW),
-        A::BadCertificate | A::CertificateUnknown | A::UnsupportedCertificate | A::AccessDenied => {
-            certificate("it is not good for this use", MAKE_NEW)
+        A::BadCertificate => certificate("it is for another name", NAMED_THERE),
+        A::UnsupportedCertificate => certificate("it is not for this use", MAKE_NEW),
+        A::CertificateUnknown | A::AccessDenied => {
+            certificate("it does not say why", "see the log of the agent there")
         }
         A::CertificateRevoked => certificate("it was revoked", MAKE_NEW),
         A::ProtocolVersion => {

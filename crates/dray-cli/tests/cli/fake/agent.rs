@@ -88,7 +88,7 @@ macro_rules! canned {
 canned! {
     Peers Prepare Seed Status Cancel Resume Limit Images ImageAdd ImageRemove Resize Claim Plan
     Record Backfill Batches BatchCancel BatchLimit Lineage Backup BackupPrune BackupCancel Backups
-    BackupInit BackupVerify Restore Unstall
+    BackupInit BackupVerify Restore Unstall Quit
 }
 
 async fn migrate(command: Migrate, events: &Events) -> ApiResult<Migrated> {
@@ -461,6 +461,12 @@ impl Canned for Restore {
             written_bytes: 3 << 30,
             seconds: 40.0,
         })
+    }
+}
+
+impl Canned for Quit {
+    fn canned(self) -> ApiResult<QemuEnded> {
+        Ok(QemuEnded { pid: 4242, ended: !self.qmp.ends_with("slow.qmp") })
     }
 }
 
