@@ -21,8 +21,29 @@ pub struct PeerStatus {
     pub rtt_ms: Option<f64>,
     /// Name and version of its software; none unless it answers.
     pub agent: Option<String>,
+    /// The pools there that this host may use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<PeerPool>,
+    /// For how many whole days its certificates are valid still; none unless it answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate_days: Option<u64>,
+    /// By how many milliseconds its clock is ahead of this host's, to half a round trip; none unless it answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock_ahead_ms: Option<i64>,
+    /// What the last migration there has measured of the link, in bytes a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u64>,
     /// Why it does not answer.
     pub error: Option<Refusal>,
+}
+
+/// A pool of a peer.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PeerPool {
+    /// Its name.
+    pub name: String,
+    /// Bytes that are free in it, if that is known.
+    pub free: Option<u64>,
 }
 
 /// What came of asking a peer.

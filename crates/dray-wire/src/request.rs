@@ -321,9 +321,13 @@ pub enum Reply {
         /// Name and version of the software.
         #[serde(deserialize_with = "text::de_text")]
         agent: String,
-        /// Names of the pools that the asking peer may use.
-        #[serde(deserialize_with = "text::de_texts")]
-        pools: Vec<String>,
+        /// The pools that the asking peer may use: their names, and the bytes that are free in each, if that is known.
+        #[serde(deserialize_with = "text::de_named")]
+        pools: Vec<(String, Option<u64>)>,
+        /// Its clock, in milliseconds since 1970 (UTC).
+        unix_ms: u64,
+        /// For how many whole days its certificates are valid still.
+        certificate_days: Option<u64>,
     },
     /// Answer to `Prepare`.
     Prepared {
@@ -486,7 +490,9 @@ mod tests {
         let images = vec![image; 1025];
         let request = Request::Prepare { migration: MigrationId(1), pool: None, images };
         assert!(decode::<Request>(&encode(&request).unwrap()[4..]).is_err());
-        let many = Reply::Identity { agent: String::new(), pools: vec![String::new(); 1025] };
+        let pools = vec![(String::new(), None); 1025];
+        let (agent, certificate_days) = (String::new(), None);
+        let many = Reply::Identity { agent, pools, unix_ms: 0, certificate_days };
         assert!(decode::<Reply>(&body(&many)).is_err());
     }
 

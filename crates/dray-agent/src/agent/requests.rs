@@ -5,6 +5,7 @@ use super::rights::need_of_request;
 use super::room::Bounded;
 use dray_api::MigrationState;
 use dray_config::{Peer, Right};
+use dray_files::unix_ms;
 use dray_host::folder::intent::GuestFacts;
 use dray_host::pool::Pool;
 use dray_host::pool::PoolKind;
@@ -98,6 +99,24 @@ impl Agent {
 }
 
 impl Agent {
+    /// Who this is, and what it has for this peer.
+    fn identity_for(&self, peer: &str) -> Reply {
+        let names = self.config.peer(peer).map(|peer| peer.pools.clone()).unwrap_or_default();
+        let free = |name: &str| {
+            let pool = self.config.pools.iter().find(|pool| pool.name == name)?;
+            // A pool of devices has files beside them, of another file system.
+            let files = pool.kind == PoolKind::Files;
+            let stat = rustix::fs::statvfs(&pool.path).ok().filter(|_| files)?;
+            Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+        };
+        Reply::Identity {
+            agent: dray_net::AGENT.to_owned(),
+            pools: names.into_iter().map(|name| (name.clone(), free(&name))).collect(),
+            unix_ms: unix_ms(),
+            certificate_days: dray_net::tls::days_left(&self.config.tls_dir).ok(),
+        }
+    }
+
     /// Looks at the QEMU that is to take a VM, before its migration begins.
     async fn waits(
         &self,
@@ -160,10 +179,7 @@ impl RequestHandler for Desk {
             return Reply::Refused(why);
         }
         match request {
-            Request::Identify => Reply::Identity {
-                agent: dray_net::AGENT.to_owned(),
-                pools: agent.config.peer(peer).map(|peer| peer.pools.clone()).unwrap_or_default(),
-            },
+            Request::Identify => agent.identity_for(peer),
             Request::Prepare { migration, pool, images } => {
                 let room = agent.make_room(peer, migration, pool.as_deref(), &images).await;
                 let endpoint = Endpoint::nbd(&agent.nbd_socket());

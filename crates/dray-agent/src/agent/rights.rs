@@ -16,6 +16,8 @@ use dray_wire::request::Request;
 pub(super) enum Need {
     /// A right in its `[[peer]]`.
     Right(Right),
+    /// One of two. A refusal names the first.
+    Either(Right, Right),
     /// To be the other end of this migration. That both hosts know the migration is enough: what is taken
     /// from the peer's `[[peer]]` while it runs does not stop it.
     Move(Option<MigrationId>),
@@ -36,7 +38,8 @@ pub(super) fn need_of_stream(kind: StreamKind, migration: Option<MigrationId>) -
 /// What a peer must have to ask this.
 pub(super) fn need_of_request(request: &Request) -> Need {
     match request {
-        Request::Identify => Need::Right(Right::Observe),
+        // Who may move images here learns of the pools anyway, when it tries.
+        Request::Identify => Need::Either(Right::Observe, Right::Receive),
         // Each of these is about images that the peer is about to move to here.
         Request::Prepare { .. }
         | Request::Seed { .. }
@@ -66,8 +69,9 @@ impl Agent {
                 // What is not known here is answered as such.
                 _ => Ok(()),
             },
-            Need::Right(right) if known.may(right) => Ok(()),
-            Need::Right(right) => {
+            Need::Either(_, other) if known.may(other) => Ok(()),
+            Need::Right(right) | Need::Either(right, _) if known.may(right) => Ok(()),
+            Need::Right(right) | Need::Either(right, _) => {
                 let here = &self.config.name;
                 let why = format!("{peer} does not have the right '{right}' on {here}");
                 Err(denied(why).hint(format!(
@@ -96,7 +100,7 @@ mod tests {
         let (pool, images) = (None, Vec::new());
         let receive = Need::Right(Right::Receive);
         for (request, need) in [
-            (Request::Identify, Need::Right(Right::Observe)),
+            (Request::Identify, Need::Either(Right::Observe, Right::Receive)),
             (Request::Prepare { migration, pool: None, images: Vec::new() }, receive),
             (Request::Forget { migration }, Need::Move(id)),
             (Request::Seed { number: 1, pool: None, images: Vec::new(), link: None }, receive),

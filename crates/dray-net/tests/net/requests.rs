@@ -10,12 +10,15 @@ use std::time::Duration;
 
 struct Desk;
 
+fn identity(agent: &str) -> Reply {
+    let pools = vec![("ssd".to_owned(), Some(5))];
+    Reply::Identity { agent: agent.to_owned(), pools, unix_ms: 1, certificate_days: Some(9) }
+}
+
 impl RequestHandler for Desk {
     async fn answer(&self, peer: &str, request: Request) -> Reply {
         match request {
-            Request::Identify => {
-                Reply::Identity { agent: peer.to_owned(), pools: vec!["ssd".to_owned()] }
-            }
+            Request::Identify => identity(peer),
             Request::Forget { migration: MigrationId(1) } => std::future::pending().await,
             _ => {
                 let why = Refusal::new(ErrorKind::NoSpace, "cannot", "pool 'ssd' has 3 GiB free");
@@ -41,7 +44,7 @@ async fn questions_are_answered_refused_or_time_out() {
         ask(&lab.hosta, "hostb", &address, &request, Duration::from_millis(500)).await
     };
     let reply = ask(Request::Identify).await.unwrap();
-    assert_eq!(reply, Reply::Identity { agent: "hosta".into(), pools: vec!["ssd".into()] });
+    assert_eq!(reply, identity("hosta"));
     let error = ask(Request::Forget { migration: MigrationId(2) }).await.unwrap_err();
     assert_eq!(error.kind, NetErrorKind::Refused(ErrorKind::NoSpace));
     assert_eq!(error.to_string(), "hostb refuses: pool 'ssd' has 3 GiB free; free some space");

@@ -151,13 +151,29 @@ impl Canned for Peers {
             state,
             rtt_ms,
             agent: (state == PeerState::Ready).then(|| "dray/0.1.0".into()),
+            pools: Vec::new(),
+            certificate_days: None,
+            clock_ahead_ms: None,
+            rate: None,
             error: None,
         };
+        let pool = |name: &str, free| PeerPool { name: name.into(), free };
         let untrusted = Refusal::new(ErrorKind::Denied, "no answer", "its certificate has expired")
             .hint("issue a new one with `dray pki issue`");
         let silent = Refusal::new(ErrorKind::Peer, "no answer", "connection refused");
         Ok(vec![
-            peer("hostb", "10.0.0.2", PeerState::Ready, Some(0.42)),
+            PeerStatus {
+                pools: vec![pool("images", Some(80 << 30)), pool("lvm", None)],
+                certificate_days: Some(396),
+                clock_ahead_ms: Some(-2),
+                rate: Some(118 << 20),
+                ..peer("hostb", "10.0.0.2", PeerState::Ready, Some(0.42))
+            },
+            PeerStatus {
+                certificate_days: Some(9),
+                clock_ahead_ms: Some(-12_300),
+                ..peer("hoste", "10.0.0.5", PeerState::Ready, Some(0.61))
+            },
             PeerStatus {
                 error: Some(untrusted),
                 ..peer("hostc", "10.0.0.3:7421", PeerState::Untrusted, Some(12.0))
