@@ -1,7 +1,7 @@
 # Every target does its own set-up on a fresh Debian 12 or newer: packages are installed when they
 # are missing, cargo fetches the pinned toolchain.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test check fmt clippy doc pure links docs deny tests s3 long demo bench soak soak-vm walk fuzz install clean
+.PHONY: help setup build test check fmt clippy doc pure links docs deny tests s3 long demo bench soak soak-vm walk fuzz install uninstall clean
 SHELL := /bin/bash
 
 STRATEGY ?= auto
@@ -95,6 +95,9 @@ fuzz: setup ## fuzz every parser of bytes from outside, MINUTES in all
 
 install: build ## binary, systemd unit, shell completions; an example configuration
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' ci/install.sh
+
+uninstall: ## remove what install has put there; configuration, state and images stay
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' ci/uninstall.sh
 
 clean: ## remove what was built
 	cargo clean

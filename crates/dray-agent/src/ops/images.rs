@@ -11,6 +11,7 @@ use dray_files::folders::Exchangeable;
 use dray_host::record::{CopyState, ImageRecord};
 use dray_host::refusals::{io_error, not_taken};
 use dray_host::registry::{Closed, Entry, Operation, Process, Reason, is_device};
+use dray_image::names::{SetAside, set_aside};
 use dray_image::{DeviceState, Image, WriteBackError, locks};
 use dray_types::{Ancestor, ImageId};
 use std::path::Path;
@@ -148,6 +149,7 @@ impl Agent {
         }
         dray_files::folders::check_of(path).map_err(|why| exchangeable(what, &why))?;
         self.check_mark(what, path)?;
+        refuse_set_aside(what, path)?;
         if probe {
             let user = locks::probe(path).map_err(|why| io_error(what, why))?;
             if let Some(user) = user.filter(|user| user.excludes_owner()) {
@@ -270,4 +272,20 @@ fn generation_of(entry: &Entry, record: &ImageRecord) -> Option<Ancestor> {
         CopyState::Replica => record.replica.as_ref().map(|note| note.generation),
         CopyState::Incoming => None,
     }
+}
+
+/// Refuses a file whose name says that it is not an image, or not this host's: it may be what another host still reads,
+/// or have zeros where blocks are missing. Whoever knows better can rename it.
+fn refuse_set_aside(what: &str, path: &Path) -> ApiResult<()> {
+    let real = std::fs::canonicalize(path).map_err(|why| io_error(what, why))?;
+    let Some(aside) = set_aside(&real) else { return Ok(()) };
+    let is = match aside {
+        SetAside::Replica => "the copy of an image that another host owns",
+        SetAside::Partial => "an image that has not arrived whole",
+    };
+    let why = format!("{} is by its name {is}", real.display());
+    Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
+        "put the agent's state directory back if it is lost; if nothing else is left of the image, \
+         rename the file and add it",
+    ))
 }

@@ -58,7 +58,10 @@ impl Answers<Prepare> for Arc<Agent> {
             to: intent.peer.clone(),
             endpoint,
             images: images.collect(),
-            qemu_args: ["-S", "-incoming", "defer"].map(str::to_owned).to_vec(),
+            qemu_args: match picture {
+                Some(_) => ["-S", "-incoming", "defer"].map(str::to_owned).to_vec(),
+                None => Vec::new(),
+            },
         })
     }
 }

@@ -94,7 +94,7 @@ fn a_backfill_is_steered_at_its_target() {
     let at_source = lab.a.ask(json!({"backfill": {"action": "start", "which": IMAGE}}));
     let error = at_source.unwrap_err();
     assert_eq!(error["kind"], "conflict", "{error}");
-    assert_eq!(error["hint"], "run it on hostb");
+    assert_eq!(error["hint"], "give the command on hostb");
     let nobody = lab.b.ask(json!({"backfill": {"action": "start", "which": "other"}}));
     assert_eq!(nobody.unwrap_err()["kind"], "not-found");
     let vm = lab.b.ask(json!({"backfill": {"action": "start", "qmp": "/none"}}));

@@ -93,16 +93,16 @@ fn a_target_says_that_a_prepared_migration_waits_for_its_source() {
     assert_eq!(only(&lab.b)["waiting_seconds"], Value::Null);
 }
 
+/// The same again is the same preparation, also after a restart; another image of the name is refused.
 #[test]
 fn a_second_prepare_names_the_first_and_what_takes_it_back() {
     let mut lab = lab();
     let id = prepare(&lab);
     let back = format!("`dray cancel {id}`");
-    let again = ["prepare", "--image", IMAGE, "--to", "hostb"];
     let name = format!("{OTHER}={IMAGE}");
     let other = ["prepare", "--image", OTHER, "--to", "hostb", "--name", &name];
     for round in 0..3 {
-        refused(&lab.a, &again, CONFLICT, &["prepared", &id, &back]);
+        assert_eq!(prepare(&lab), id);
         refused(&lab.a, &other, CONFLICT, &["prepared", &id, &back]);
         match round {
             0 => restart(&mut lab.a),

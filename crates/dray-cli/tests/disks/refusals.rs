@@ -101,6 +101,13 @@ fn what_makes_no_sense_is_refused_at_once() {
     let user = used(&other);
     refused(a, &["images", "add", "x", other.to_str().unwrap()], CONFLICT, &["in qemu-nbd (pid"]);
     drop(user);
+    // The agent's state directory may be lost, and the file what another host still needs.
+    for (name, is) in [("replica-2", "another host owns"), ("partial", "not arrived whole")] {
+        let aside = a.pool().join(format!(".x.img.dray-{name}"));
+        std::fs::write(&aside, [7; 4096]).unwrap();
+        refused(a, &["images", "add", "x", aside.to_str().unwrap()], CONFLICT, &[is, "rename"]);
+        std::fs::remove_file(&aside).unwrap();
+    }
     let taken = case.lab.b.pool().join(IMAGE);
     std::fs::write(&taken, b"precious").unwrap();
     refused(a, &MIGRATE, CONFLICT, &["exists already"]);

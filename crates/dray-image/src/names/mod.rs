@@ -58,6 +58,26 @@ pub struct Found {
     pub replicas: Vec<Epoch>,
 }
 
+/// What a file is by its name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SetAside {
+    /// The copy of an image that another host owns.
+    Replica,
+    /// An image that has not arrived whole.
+    Partial,
+}
+
+/// What the name says of a file that dray has set aside; none for any other name.
+pub fn set_aside(path: &Path) -> Option<SetAside> {
+    let name = path.file_name()?.to_str()?.strip_prefix('.')?;
+    if name.ends_with(PARTIAL_SUFFIX) || name.ends_with(SEED_SUFFIX) {
+        return Some(SetAside::Partial);
+    }
+    let (image, epoch) = name.rsplit_once(REPLICA_SUFFIX)?;
+    let is_epoch = !epoch.is_empty() && epoch.bytes().all(|digit| digit.is_ascii_digit());
+    (!image.is_empty() && is_epoch).then_some(SetAside::Replica)
+}
+
 impl ImageNames {
     /// The names of the image configured as `path`, which need not exist. Symbolic links are
     /// followed: it is the file itself whose name has to change.
@@ -446,6 +466,19 @@ mod tests {
     use super::*;
 
     const MODE: u32 = 0o640;
+
+    #[test]
+    fn a_name_says_what_a_file_is() {
+        let says = |name: &str| set_aside(&Path::new("/pool").join(name));
+        assert_eq!(says(".vm.raw.dray-partial"), Some(SetAside::Partial));
+        assert_eq!(says(".vm.raw.dray-seed"), Some(SetAside::Partial));
+        assert_eq!(says(".vm.raw.dray-replica-12"), Some(SetAside::Replica));
+        for other in
+            ["vm.raw", ".vm.raw", "vm.raw.dray-partial", ".vm.dray-replica-", ".vm.dray-replica-x"]
+        {
+            assert_eq!(says(other), None, "{other}");
+        }
+    }
 
     fn dir() -> tempfile::TempDir {
         tempfile::Builder::new().prefix("image-names-").tempdir().unwrap()
