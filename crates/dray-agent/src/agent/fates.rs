@@ -38,8 +38,19 @@ pub(crate) struct Asked {
     pub told: FateAnswer,
     /// What this host has done with its images.
     pub done: Unserved,
+    /// It has served one of them, and the record of that is lost.
+    pub served: bool,
     /// Nobody wants it, and it is given up.
     pub given_up: bool,
+}
+
+/// Who wants to know what becomes of a migration that waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Asks {
+    /// The operator, who wants to end it.
+    Operator,
+    /// This host itself, now and then.
+    Itself,
 }
 
 impl Agent {
@@ -104,6 +115,7 @@ impl Agent {
     pub(crate) async fn ask_about_waiting(
         self: &Arc<Self>,
         migration: MigrationId,
+        asks: Asks,
     ) -> Option<Asked> {
         let agent = Arc::clone(self);
         let look = move || agent.unrevived.unowned(&agent.registry, migration);
@@ -116,9 +128,11 @@ impl Agent {
         };
         let told = self.ask_fate(&waits.peer, migration, waits.images.clone()).await;
         let unwanted = told.as_ref().is_ok_and(|fate| waits.is_unwanted(*fate));
+        // What a guest has written here is nowhere else.
+        let unwanted = unwanted && (asks == Asks::Operator || !waits.served);
         let says = told.as_ref().ok().copied();
         let given_up = unwanted && self.give_up_waiting(migration, says).await;
-        Some(Asked { peer: waits.peer, told, done: waits.done, given_up })
+        Some(Asked { peer: waits.peer, told, done: waits.done, served: waits.served, given_up })
     }
 
     /// Gives a migration up that waits, and owns nothing; one that has promised only as its source `says`. Whether it is
@@ -172,7 +186,7 @@ impl Agent {
             }
             for migration in waiting.into_iter().filter(|id| is_due(*id)) {
                 let agent = Arc::clone(&self);
-                tokio::spawn(async move { agent.ask_about_waiting(migration).await });
+                tokio::spawn(async move { agent.ask_about_waiting(migration, Asks::Itself).await });
             }
         }
     }

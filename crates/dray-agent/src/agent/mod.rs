@@ -7,7 +7,7 @@
 mod bases;
 mod devices;
 mod existing_copies;
-mod fates;
+pub(crate) mod fates;
 mod launch;
 mod offered;
 mod partials;

@@ -2,6 +2,7 @@
 
 use super::pick::is_running;
 use crate::agent::Agent;
+use crate::agent::fates::Asks;
 use crate::api::{Answers, Events};
 use dray_api::{ApiResult, Cancel, Cancelled, ErrorKind, MigrationState, Phase, Refusal, text};
 use dray_engine::SourceEvent;
@@ -128,12 +129,21 @@ impl Agent {
         self: &Arc<Self>,
         migration: MigrationId,
     ) -> ApiResult<Option<Cancelled>> {
-        let Some(asked) = self.ask_about_waiting(migration).await else { return Ok(None) };
+        let Some(asked) = self.ask_about_waiting(migration, Asks::Operator).await else {
+            return Ok(None);
+        };
         let what = format!("cannot cancel migration {migration}");
         let conflict = |why: &str| Refusal::new(ErrorKind::Conflict, &what, why);
         if matches!(asked.told, Ok(Fate::Live | Fate::HandedOver)) {
             let why = "this host is its target; the command belongs to its source";
             return Err(conflict(why).hint(format!("run it on {}", asked.peer)));
+        }
+        if asked.served && !asked.given_up {
+            let why = "this host has served its images, and what was written here is nowhere else";
+            return Err(conflict(why).hint(format!(
+                "put its journal back; without what was written here: `dray claim` at {}, then try again",
+                asked.peer
+            )));
         }
         if asked.done != Unserved::Received && !asked.given_up {
             return Err(waits_for_source(&what, &asked.peer, asked.done));

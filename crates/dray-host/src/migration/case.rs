@@ -49,7 +49,8 @@ pub(super) const OWNED: NoCase = NoCase {
 const JOURNAL_LOST: NoCase = NoCase {
     why: "this host serves it, and the migration's journal is lost, which says which blocks this \
           host has",
-    hint: "put the journal back: STATE/migrations/ID/target.journal",
+    hint: "put target.journal back into the migration's folder; without what was written here, claim \
+           it at the source, then `dray cancel` the migration here",
 };
 const FOLDER_LOST: NoCase = NoCase {
     why: "the folder of its migration is lost, and with it the record of its blocks",

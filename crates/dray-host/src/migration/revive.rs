@@ -203,7 +203,8 @@ impl<L: Launch> Revival<'_, L> {
             let name = record.name;
             let shown = migration.map_or_else(|| "?".to_owned(), |id| id.to_string());
             let why = format!("its migration {shown} cannot be brought back: {why}");
-            self.registry.close(&name, Reason::passing(why, way_out(folder, end, &name)));
+            self.registry
+                .close(&name, Reason::passing(why, way_out(self.registry, folder, end, &name)));
         }
     }
 
@@ -329,8 +330,14 @@ pub(super) fn image_of(registry: &Registry, folder: &Folder) -> String {
     bound.map_or_else(|| "IMAGE".to_owned(), |record| record.name)
 }
 
+/// Whether this host has served an image of the migration by its record: its journal said so before.
+pub(super) fn has_served(registry: &Registry, migration: MigrationId) -> bool {
+    let ours = |record: &ImageRecord| record.migration == Some(migration) && !record.read_only;
+    registry.all_records().iter().any(|record| ours(record) && record.state == CopyState::Owner)
+}
+
 /// What an operator can do about a migration that cannot be brought back.
-pub(super) fn way_out(folder: &Folder, end: End, name: &str) -> String {
+pub(super) fn way_out(registry: &Registry, folder: &Folder, end: End, name: &str) -> String {
     let lacks_intent = folder.lacks_intent().unwrap_or(false);
     let over = standing::is_handed_over(folder).unwrap_or(false);
     let away = folder.migration().filter(|_| end == End::Source && over);
@@ -340,6 +347,15 @@ pub(super) fn way_out(folder: &Folder, end: End, name: &str) -> String {
         // What is here cannot be told from what is not.
         (End::Target, None) if lacks_intent => format!("`dray claim {name}` at its source"),
         (End::Target, None) => match (standing::promised_nothing(folder), folder.migration()) {
+            // Its journal is lost. What its guest has written since the handover is in nothing else than the file.
+            (Ok(true), Some(migration)) if has_served(registry, migration) => {
+                let peer = intent::peer(folder);
+                let peer = peer.as_deref().unwrap_or("its source");
+                format!(
+                    "`dray claim {name} --source-is-fenced --accept-loss` at {peer} brings it back as it was \
+                     at the handover, and then `dray cancel {migration}` here removes what this host has"
+                )
+            }
             // There is nothing to be claimed.
             (Ok(true), Some(migration)) => format!(
                 "`dray cancel --discard` at its source, or `dray cancel {migration}` on this host \

@@ -114,7 +114,8 @@ fn owned_by(record: &mut ImageRecord, owner: Option<Epoch>) {
 }
 
 /// A guest may have written to an image whose record says that it is this host's. Without the journal that says
-/// so too (`owned`), or without a record of its present blocks (`begun`), nobody knows which blocks those are.
+/// so too (`owned`), or without a record of its present blocks (`begun`), nobody knows which blocks those are. Of one
+/// that is discarded nobody needs to know.
 fn check_served(
     record: &ImageRecord,
     migration: MigrationId,
@@ -190,7 +191,8 @@ impl TargetImages {
             let known =
                 PresentFile::open(&present, &entry.record().path, blocks).and_then(|present| {
                     let begun = present.has_begun();
-                    check_served(&entry.record(), migration, (owned, begun)).map(|()| present)
+                    let known = check_served(&entry.record(), migration, (owned, begun));
+                    if discarded { Ok(present) } else { known.map(|()| present) }
                 });
             Some(known.map(|present| Open {
                 intent: image.clone(),

@@ -10,6 +10,7 @@ use dray_files::files::sim::Fault;
 use dray_host::folder::intent::{Settings, TargetImageIntent, TargetIntent};
 use dray_host::folder::log::{Folder, Log, TARGET_INTENT, TARGET_JOURNAL};
 use dray_host::folder::standing::{self, Unserved};
+use dray_host::record::{CopyState, ImageRecord};
 use dray_image::ImageNames;
 use dray_net::{NetError, NetErrorKind};
 use dray_types::{Attempt, BLOCK_SIZE, BlockSet, Epoch, ImageId, MigrationId};
@@ -440,4 +441,49 @@ fn settle(host: &mut Host, fate: Fate, what: &str) {
         agent.registry.all_closed().into_iter().map(|c| c.1.reason.why).collect::<Vec<_>>()
     });
     panic!("{what}: {:?} {closed:?}", durable(host));
+}
+
+/// A target that has served the image by its record, and whose journal, which said so, is lost.
+fn with_lost_journal() -> Host {
+    let mut host = target_with(&[TargetRecord::Touched]);
+    let served = host.within(|agent| {
+        let entry = agent.registry.get(NAME).unwrap();
+        let serves = |record: &mut ImageRecord| {
+            (record.state, record.epoch) = (CopyState::Owner, Epoch(2));
+        };
+        agent.registry.update(&entry, serves).unwrap();
+        Folder::of(&agent.store, MIGRATION).file(TARGET_JOURNAL).remove().unwrap();
+    });
+    assert!(served.is_some());
+    host.kill();
+    assert!(host.start());
+    host
+}
+
+/// What its guest has written is nowhere else: only a claim at the source says that nobody wants it.
+#[test]
+fn what_was_served_without_a_journal_goes_when_it_was_claimed_at_the_source_and_not_before() {
+    for told in TOLD.into_iter().flatten() {
+        let mut host = with_lost_journal();
+        assert!(is_closed(&mut host), "{told:?}");
+        let nobody_says =
+            host.within(|agent| agent.unrevived.give_up(&agent.registry, MIGRATION, None).unwrap());
+        assert_eq!(nobody_says, Some(false), "{told:?}");
+        tell_waiting(&mut host, told);
+        assert!(is_closed(&mut host), "it goes by itself: {told:?}");
+        let operator = host.within(|agent| {
+            agent.unrevived.give_up(&agent.registry, MIGRATION, Some(told)).unwrap()
+        });
+        assert_eq!(operator, Some(told == Fate::Claimed), "{told:?}");
+        host.kill();
+        assert!(host.start());
+        host.within(|agent| {
+            agent.look_again();
+            agent.tick();
+        });
+        let known = host.within(|agent| !agent.registry.all_records().is_empty()).unwrap();
+        let there = partial(&host).exists().unwrap();
+        assert_eq!((known, there), (told != Fate::Claimed, told != Fate::Claimed), "{told:?}");
+        assert_eq!(known, is_closed(&mut host), "{told:?}");
+    }
 }

@@ -65,7 +65,7 @@ pub struct SimAgent {
     config: Arc<Config>,
     digests: Arc<Digests>,
     reuse: Arc<Reuse>,
-    unrevived: Unrevived,
+    pub unrevived: Unrevived,
     clock: Clock,
     /// Its target is to hear of what was cancelled here.
     pub tells_cancelled: AtomicBool,
@@ -212,7 +212,7 @@ impl SimAgent {
     /// The source of a migration to here that waits says this of it; whether it is given up.
     pub fn hear_of_waiting(&self, migration: MigrationId, told: Fate) -> io::Result<bool> {
         let waits = self.unrevived.unowned(&self.registry, migration)?;
-        if !waits.is_some_and(|waits| waits.is_unwanted(told)) {
+        if !waits.is_some_and(|waits| waits.is_unwanted(told) && !waits.served) {
             return Ok(false);
         }
         self.unrevived.give_up(&self.registry, migration, Some(told))

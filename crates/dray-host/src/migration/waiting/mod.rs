@@ -2,7 +2,7 @@
 //! nobody wants any more, and of those away that an operator lets go.
 
 use super::fate;
-use super::revive::{image_of, named_away, read_intent, way_out};
+use super::revive::{has_served, image_of, named_away, read_intent, way_out};
 use crate::abort;
 use crate::folder::intent::{SourceIntent, TargetIntent};
 use crate::folder::log::{
@@ -85,7 +85,7 @@ impl ShownWaiting {
     fn of(registry: &Registry, one: Waiting) -> Option<Self> {
         let Waiting { folder, end, why } = one;
         let migration = folder.migration()?;
-        let hint = way_out(&folder, end, &image_of(registry, &folder));
+        let hint = way_out(registry, &folder, end, &image_of(registry, &folder));
         let why = match why_closed(registry, migration) {
             Some(closed) => format!("{why}: {closed}"),
             None => why,
@@ -129,12 +129,19 @@ pub struct Unowned {
     pub done: Unserved,
     /// A file in which an image was to come is lost.
     lost: bool,
+    /// An image of it was served here by its record, and the journal that said so is lost. What its guest has written
+    /// since is in nothing else.
+    pub served: bool,
 }
 
 impl Unowned {
     /// Whether nobody wants it any more, by what its source says. What was kept for another try, or could still be
     /// claimed here, is of no use once a part of it is lost: who has claimed the images there has all of them.
     pub fn is_unwanted(&self, told: Fate) -> bool {
+        if self.served {
+            // Whoever claims there accepts that.
+            return told == Fate::Claimed;
+        }
         let ended = matches!(told, Fate::Abandoned | Fate::Claimed);
         fate::is_unwanted(told, self.begun) || self.lost && ended
     }
@@ -229,7 +236,8 @@ impl Unrevived {
         let Some(one) = self.find(End::Target, migration) else { return Ok(false) };
         let waits = look(registry, &one.folder)?;
         let may = |it: &Unowned| {
-            it.done == Unserved::Received || says.is_some_and(|fate| it.is_unwanted(fate))
+            it.done == Unserved::Received && !it.served
+                || says.is_some_and(|fate| it.is_unwanted(fate))
         };
         if !waits.as_ref().is_some_and(may) {
             return Ok(false);
@@ -266,7 +274,7 @@ impl Unrevived {
         }
         let records = standing::read(&folder.file(SOURCE_JOURNAL))?;
         let Some(epoch) = standing::handed_over_in(&records) else {
-            let hint = way_out(folder, End::Source, &image_of(registry, folder));
+            let hint = way_out(registry, folder, End::Source, &image_of(registry, folder));
             return Ok(Some(LetGo::Kept { why: one.why, hint }));
         };
         let names = named_away(folder, &records).unwrap_or_default();
@@ -310,6 +318,7 @@ fn look(registry: &Registry, folder: &Folder) -> io::Result<Option<Unowned>> {
         begun: done != Unserved::Received || records.contains(&TargetRecord::Touched),
         done,
         lost: ours.any(|record| registry.has_lost_arriving(&record)),
+        served: has_served(registry, intent.migration),
     }))
 }
 
