@@ -105,6 +105,10 @@ impl Loops for Agent {
         self.targets.remove(migration);
         Ok(Some(epoch))
     }
+
+    fn cut_off(&self, Process { pid, started }: Process) {
+        self.attachments.cut(dray_serve::Process { pid, started });
+    }
 }
 
 /// What the operator is told of a claim that failed.

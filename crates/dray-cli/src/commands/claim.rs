@@ -68,7 +68,8 @@ fn text(claimed: &Claimed, style: Style) -> String {
     for process in &claimed.attached {
         text += &style.warn(&format!(
             "process {process} still has the image open: if it is the vm's old qemu, either let its \
-             guest continue there, or end it before you start the vm anew; never both\n"
+             guest continue there, or end it and start the vm anew; dray refuses the writes of the \
+             one that comes second\n"
         ));
     }
     for other in &claimed.others {

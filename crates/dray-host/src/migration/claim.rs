@@ -15,7 +15,7 @@ use crate::folder::present::PresentFile;
 use crate::folder::standing::{self, Part, Standing};
 use crate::lineage::random_id;
 use crate::record::{CopyState, ImageRecord, Lost, NameKind};
-use crate::registry::{Entry, Registry};
+use crate::registry::{Entry, Process, Registry};
 use crate::store::Store;
 use dray_image::{Fetcher, Fill};
 use dray_types::{
@@ -102,6 +102,9 @@ pub trait Loops {
     /// # Errors
     /// Why it goes on.
     fn end(&self, migration: MigrationId) -> Result<Option<Epoch>, Self::Error>;
+
+    /// Breaks the connections of a process to all images. It may come again, and gets what is there for it then.
+    fn cut_off(&self, process: Process);
 }
 
 /// Claims the images of a host.
@@ -143,7 +146,7 @@ impl<L: Loops> Claims<'_, L> {
         let Ended { others, epoch } = self.end_migration(&record, stopped)?;
         if let Some(migration) = record.migration {
             // The VM's QEMU has its guest as it was at the handover, and so is the image.
-            self.registry.vm_stays(migration);
+            self.registry.vm_may_go_on(migration);
         }
         let claimed = self.take(entry, &case, served, epoch);
         let (id, lost) = claimed.map_err(|why| self.half_way(entry, why))?;
@@ -406,6 +409,9 @@ impl<L: Loops> Claims<'_, L> {
         self.registry.claim(entry, (id, epoch), case.may_lose_writes(), lost.clone())?;
         abort::step("Claim-Open");
         entry.disk.stop_tracking();
+        // They were let in to what another host had.
+        let past = self.registry.past_clients(&entry.record().name);
+        past.into_iter().for_each(|process| self.loops.cut_off(process));
         // Its migration may have waited for the guest's start.
         entry.disk.start_changes();
         if entry.file.geometry().read_only && !entry.record().read_only {
@@ -599,6 +605,8 @@ mod tests {
             Folder::of(self.registry.store(), migration).set_void().unwrap();
             Ok(Some(Epoch(6)))
         }
+
+        fn cut_off(&self, _process: Process) {}
     }
 
     /// An image that was handed over in a migration that is not over.

@@ -1,6 +1,7 @@
 //! An image with its disk.
 
 use super::closed::Absent;
+use super::contest::Contender;
 use super::past::PastImage;
 use super::used::wanted_hold;
 use crate::flat::peeks::Whereabouts;
@@ -12,8 +13,8 @@ use crate::record::{CopyState, ImageRecord, NameKind};
 use dray_image::locks::probe_file;
 use dray_image::{Disk, Hold, Image, ImageFile, InUse, QemuLocks};
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 /// An image with its disk.
 pub struct Entry {
@@ -38,6 +39,8 @@ pub struct Entry {
     /// A flattened image's parts.
     pub flat: Option<Flat>,
     pub(super) past: Arc<PastImage>,
+    /// What the processes are served from that may have it since it was claimed.
+    pub(super) contenders: Mutex<Vec<Weak<Contender>>>,
 }
 
 impl Entry {
@@ -82,6 +85,7 @@ impl Entry {
             line: Mutex::default(),
             heat,
             past: Arc::new(PastImage(Arc::clone(&disk))),
+            contenders: Mutex::default(),
             disk,
             file,
         }

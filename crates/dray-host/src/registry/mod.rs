@@ -14,12 +14,13 @@
 //! * [`growth`]: how long an image is when its file has grown. [`short`]: files that have become shorter.
 //!   [`changed`]: copies that somebody has written to.
 //! * [`seen`]: what can be seen of an image. [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
-//!   [`past`]: VMs that have left. [`processes`]: lists of processes.
+//!   [`past`]: VMs that have left. [`contest`]: who gets a claimed image. [`processes`]: lists of processes.
 
 mod changed;
 mod claims;
 mod clients;
 mod closed;
+mod contest;
 mod entry;
 mod files;
 mod growth;

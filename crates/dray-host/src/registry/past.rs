@@ -14,7 +14,7 @@ use dray_image::{Disk, Error, ErrorKind, Extent, Geometry, Image, Result, ZeroMo
 use dray_types::MigrationId;
 use std::sync::Arc;
 
-/// Bytes of the list's file: room for 144 QEMUs that nobody has ended. It is one page, which an agent that is killed
+/// Bytes of the list's file: room for 139 QEMUs that nobody has ended. It is one page, which an agent that is killed
 /// writes whole or not at all.
 const LEN: usize = 4096;
 
@@ -61,29 +61,53 @@ impl Image for PastImage {
     }
 }
 
-/// Such a QEMU, and the migration in which its VM left. One that had waited for a VM in vain is of no migration.
+/// What becomes of such a QEMU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Standing {
+    /// Its VM is elsewhere.
+    Left,
+    /// An image that the VM had left with was claimed here. Its guest may go on, unless another process changes
+    /// the image first.
+    MayGoOn,
+    /// Its guest has gone on.
+    GoesOn,
+}
+
+const STANDINGS: [Standing; 3] = [Standing::Left, Standing::MayGoOn, Standing::GoesOn];
+
+/// Such a QEMU, and the migration in which its VM left. One that had waited for a VM in vain is of no migration, and
+/// neither is one that may go on no more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Past {
     process: Process,
     migration: Option<MigrationId>,
+    standing: Standing,
+}
+
+impl Past {
+    fn left(process: Process, migration: Option<MigrationId>) -> Self {
+        Self { process, migration, standing: Standing::Left }
+    }
 }
 
 impl Row for Past {
-    const MAGIC: &'static [u8; 8] = b"DRAYPVM1";
-    const LEN: usize = Process::LEN + 16;
+    const MAGIC: &'static [u8; 8] = b"DRAYPVM2";
+    const LEN: usize = Process::LEN + 17;
 
     fn put(self, place: &mut [u8]) {
-        let (process, migration) = place.split_at_mut(Process::LEN);
+        let (process, rest) = place.split_at_mut(Process::LEN);
         self.process.put(process);
         let id = self.migration.map_or(0, |migration| migration.0);
-        migration.copy_from_slice(&id.to_le_bytes());
+        rest[..16].copy_from_slice(&id.to_le_bytes());
+        rest[16] = self.standing as u8;
     }
 
     fn get(place: &[u8]) -> Option<Self> {
-        let (process, migration) = place.split_at(Process::LEN);
-        let id = u128::from_le_bytes(migration.try_into().ok()?);
+        let (process, rest) = place.split_at(Process::LEN);
+        let id = u128::from_le_bytes(rest[..16].try_into().ok()?);
         let migration = (id != 0).then_some(MigrationId(id));
-        Some(Self { process: Process::get(process)?, migration })
+        let standing = *STANDINGS.get(usize::from(rest[16]))?;
+        Some(Self { process: Process::get(process)?, migration, standing })
     }
 }
 
@@ -106,12 +130,58 @@ impl PastVms {
 
     /// Its VM is elsewhere.
     fn note(&mut self, process: Process, migration: Option<MigrationId>) {
-        if self.of(process).is_some() {
+        if self.of(process).is_some_and(|past| past.standing == Standing::Left) {
             return;
         }
-        self.all.retain(|past| past.process.runs());
-        self.all.push(Past { process, migration });
+        self.all.retain(|past| past.process != process && past.process.runs());
+        self.all.push(Past::left(process, migration));
         self.write();
+    }
+
+    /// An image with which the VM had left in this migration was claimed.
+    fn may_go_on(&mut self, migration: MigrationId) {
+        let left = |past: &&mut Past| past.standing == Standing::Left;
+        let of = self.all.iter_mut().filter(|past| past.migration == Some(migration));
+        of.filter(left).for_each(|past| past.standing = Standing::MayGoOn);
+        self.write();
+    }
+
+    /// Those that may go on or do, of the VM that had left in this migration, and that run.
+    fn claimed(&self, migration: MigrationId) -> impl Iterator<Item = &Past> {
+        let of = self.all.iter().filter(move |past| past.migration == Some(migration));
+        of.filter(|past| past.standing != Standing::Left && past.process.runs())
+    }
+
+    fn goes_on(&self, migration: MigrationId) -> Option<Process> {
+        let mut goes_on = self.claimed(migration).filter(|one| one.standing == Standing::GoesOn);
+        goes_on.next().map(|past| past.process)
+    }
+
+    /// A process, if it is one of this host, is about to change an image that was claimed from this migration: it or the
+    /// VM's old QEMU, never both. Who does so first shuts the others out for good.
+    fn may_change(
+        &mut self,
+        migration: MigrationId,
+        process: Option<Process>,
+    ) -> std::result::Result<(), Shut> {
+        let own = process.and_then(|process| self.of(process)).copied();
+        match (own.map(|own| own.standing), self.goes_on(migration)) {
+            (Some(Standing::GoesOn), _) => return Ok(()),
+            (Some(Standing::Left), _) => return Err(Shut::HasLeft),
+            (_, Some(process)) => return Err(Shut::GoesOn(process)),
+            (Some(Standing::MayGoOn) | None, None) => {}
+        }
+        for past in &mut self.all {
+            if past.migration != Some(migration) || past.standing != Standing::MayGoOn {
+                continue;
+            }
+            *past = match Some(past.process) == process {
+                true => Past { standing: Standing::GoesOn, ..*past },
+                false => Past::left(past.process, None),
+            };
+        }
+        self.write();
+        Ok(())
     }
 
     /// Those of which this is true are so no longer; whether there was one.
@@ -137,6 +207,14 @@ impl PastVms {
             tracing::warn!(%why, "cannot note which QEMUs are of VMs that have left this host");
         }
     }
+}
+
+/// Why a process may not change an image that was claimed.
+pub(super) enum Shut {
+    /// It is the VM's old QEMU, and another process has changed the image since.
+    HasLeft,
+    /// The VM's old QEMU goes on.
+    GoesOn(Process),
 }
 
 impl Registry {
@@ -172,9 +250,39 @@ impl Registry {
         others.any(|it| self.clients_that_run(&it.name).contains(&process))
     }
 
-    /// The VM of this migration has come back before it ran elsewhere, or an operator has said that it has not left.
+    /// The VM of this migration has come back before it ran elsewhere.
     pub fn vm_stays(&self, migration: MigrationId) {
         self.past_vms.lock().forget(|past| past.migration == Some(migration));
+    }
+
+    /// An operator has claimed an image with which the VM has left in this migration: its guest, as it was at the
+    /// handover, may go on, or the VM is started anew.
+    pub(crate) fn vm_may_go_on(&self, migration: MigrationId) {
+        self.past_vms.lock().may_go_on(migration);
+    }
+
+    /// The migration from which the image of `record` was claimed, if the VM's old QEMU may go on with it or does.
+    pub(super) fn contested(&self, record: &ImageRecord) -> Option<MigrationId> {
+        let claim = record.claim.as_ref().filter(|claim| claim.epoch == record.epoch)?;
+        let past = self.past_vms.lock();
+        claim.migration.filter(|&migration| past.claimed(migration).next().is_some())
+    }
+
+    /// See [`PastVms::may_change`].
+    pub(super) fn may_change(
+        &self,
+        migration: MigrationId,
+        process: Option<Process>,
+    ) -> std::result::Result<(), Shut> {
+        self.past_vms.lock().may_change(migration, process)
+    }
+
+    /// The QEMUs of the past that have had the image called `name`.
+    pub(crate) fn past_clients(&self, name: &str) -> Vec<Process> {
+        let mut clients = self.clients_that_run(name);
+        let past = self.past_vms.lock();
+        clients.retain(|&client| past.of(client).is_some());
+        clients
     }
 
     /// The QEMU with this monitor had waited for a VM that does not come to it. It may have the VM's memory.
@@ -198,14 +306,15 @@ impl Registry {
 
     /// Whether the VM of this QEMU, which runs, has left this host.
     pub fn has_left(&self, qemu: &QemuProcess) -> bool {
-        self.past_vms.lock().all.iter().any(|past| past.process.is(qemu))
+        let past = self.past_vms.lock();
+        past.all.iter().any(|past| past.standing == Standing::Left && past.process.is(qemu))
     }
 
     /// The same for good: no migration that is open may bring the VM back to it.
     pub fn has_left_for_good(&self, qemu: &QemuProcess) -> bool {
         let past = self.past_vms.lock().all.iter().find(|past| past.process.is(qemu)).copied();
         let records = self.all_records();
-        past.is_some_and(|past| {
+        past.filter(|past| past.standing == Standing::Left).is_some_and(|past| {
             let is_open = |migration| records.iter().any(|one| one.migration == Some(migration));
             !past.migration.is_some_and(is_open)
         })
@@ -221,7 +330,7 @@ impl Registry {
                 && past.migration == record.migration
                 && record.state != CopyState::Incoming
         };
-        past.is_some_and(|past| !is_leaving(past))
+        past.is_some_and(|past| past.standing == Standing::Left && !is_leaving(past))
     }
 }
 
@@ -250,9 +359,45 @@ mod tests {
         past.note(own, None);
         past.note(Process { pid: 1 << 30, started: 7 }, None);
         let mut next = PastVms::load(path.clone());
-        assert_eq!(next.all, [Past { process: own, migration }], "the other one has ended");
+        assert_eq!(next.all, [Past::left(own, migration)], "the other one has ended");
         assert_eq!(std::fs::metadata(path.path()).unwrap().len(), room, "it takes no more room");
         assert!(next.forget(|past| past.process == own) && !next.forget(|_| true));
         assert!(PastVms::load(path).all.is_empty());
+    }
+
+    fn running() -> (std::process::Child, Process) {
+        let child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process { pid: child.id(), started: started(child.id() as i32).unwrap() };
+        (child, process)
+    }
+
+    /// Also when the agent is started anew at any time, and the image is claimed again.
+    #[test]
+    fn of_an_old_qemu_and_a_new_one_only_the_first_changes_a_claimed_image() {
+        let dir = tempfile::tempdir().unwrap();
+        let migration = MigrationId(7);
+        let ((mut old, was), (mut new, comes)) = (running(), running());
+        for (first, second) in [(was, comes), (comes, was)] {
+            let path = StatePath::real(dir.path().join(format!("past.{}", first.pid)));
+            let restarted = || PastVms::load(path.clone());
+            restarted().note(was, Some(migration));
+            restarted().may_go_on(migration);
+            assert_eq!(restarted().claimed(migration).count(), 1);
+            assert!(restarted().may_change(migration, Some(first)).is_ok());
+            restarted().may_go_on(migration);
+            assert!(restarted().may_change(migration, Some(first)).is_ok());
+            let shut = restarted().may_change(migration, Some(second));
+            assert!(matches!(shut, Err(Shut::GoesOn(_) | Shut::HasLeft)));
+            // One that cannot be told apart is not the old one.
+            assert_eq!(restarted().may_change(migration, None).is_ok(), first == comes);
+        }
+        let path = StatePath::real(dir.path().join(format!("past.{}", was.pid)));
+        // The VM leaves once more.
+        PastVms::load(path.clone()).note(was, Some(MigrationId(8)));
+        assert_eq!(PastVms::load(path).all, [Past::left(was, Some(MigrationId(8)))]);
+        for child in [&mut old, &mut new] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 }

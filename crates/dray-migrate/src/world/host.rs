@@ -330,6 +330,8 @@ impl Loops for SimAgent {
             Err(_) => Ok(None),
         }
     }
+
+    fn cut_off(&self, _process: dray_host::registry::Process) {}
 }
 
 impl Away {

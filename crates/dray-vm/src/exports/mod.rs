@@ -71,7 +71,7 @@ impl Exports for ImageExports {
         if record.is_between_places() {
             self.refuse_between_places(&entry, client)?;
         }
-        Ok(Arc::clone(&entry.disk) as Arc<dyn Image>)
+        Ok(self.0.served_to(&entry, process_of(client)))
     }
 
     fn attached(&self, name: &str, client: &Client, _connections: usize) {
