@@ -82,6 +82,8 @@ pub enum TargetRecord {
         map_hash: MapHash,
         /// Length and missing blocks of each image.
         images: Vec<ImageHandover>,
+        /// The epoch in which the source had them.
+        epoch: Epoch,
     },
     /// The promise for the attempt is void; the source never handed over.
     Void {

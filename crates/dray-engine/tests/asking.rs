@@ -403,6 +403,7 @@ fn a_restart_asks_anew() {
             attempt: dray_types::Attempt(1),
             map_hash: dray_wire::MapHash::of(&map),
             images: map,
+            epoch: dray_types::Epoch(1),
         },
         TargetRecord::Committed(over(&missing)),
         TargetRecord::GuestStarting,

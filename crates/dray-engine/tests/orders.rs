@@ -352,7 +352,7 @@ fn paused_and_started_outlive_a_restart() {
     let map_hash = MapHash::of(&images);
     let mut records = vec![
         TargetRecord::BackfillPaused { paused: true },
-        TargetRecord::Prepared { attempt: Attempt(1), map_hash, images },
+        TargetRecord::Prepared { attempt: Attempt(1), map_hash, images, epoch: Epoch(1) },
         TargetRecord::Committed(over(&missing)),
         TargetRecord::GuestStarted,
     ];

@@ -29,7 +29,8 @@ fn state(effects: &[TargetEffect]) -> TargetState {
 
 fn prepared(missing: &BlockSet) -> TargetRecord {
     let images = images(missing);
-    TargetRecord::Prepared { attempt: Attempt(1), map_hash: MapHash::of(&images), images }
+    let (attempt, map_hash, epoch) = (Attempt(1), MapHash::of(&images), EPOCH);
+    TargetRecord::Prepared { attempt, map_hash, images, epoch }
 }
 
 #[test]

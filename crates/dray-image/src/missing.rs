@@ -121,6 +121,11 @@ impl Missing {
         })
     }
 
+    /// Whether it is noted somewhere what comes.
+    pub(crate) fn is_logged(&self) -> bool {
+        self.log().is_some()
+    }
+
     fn log(&self) -> Option<Arc<dyn PresentLog>> {
         lock(&self.source).as_ref().and_then(|source| source.log.clone())
     }

@@ -68,10 +68,11 @@ fn paused(migrations: &[MigrationStatus], style: Style) -> String {
     migrations.iter().filter(waits).map(line).collect()
 }
 
-/// What those wait for that cannot be brought back, and what ends that.
+/// What those wait for that cannot be brought back or do not get further, and what ends that.
 fn waiting(migrations: &[MigrationStatus], style: Style) -> String {
     let mut text = String::new();
-    for migration in migrations.iter().filter(|one| one.state == MigrationState::Waiting) {
+    let waits = |state| matches!(state, MigrationState::Waiting | MigrationState::Running);
+    for migration in migrations.iter().filter(|one| waits(one.state)) {
         let Some(error) = &migration.error else { continue };
         let id = style.warn(&short(migration.migration));
         let hint = error.hint.as_ref().map(|hint| format!("  {hint}\n")).unwrap_or_default();

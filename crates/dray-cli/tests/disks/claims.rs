@@ -298,8 +298,13 @@ fn a_target_that_has_promised_can_be_claimed() {
     wait_for("the source's death", WAIT, || lab.a.has_died()).unwrap();
     refused(&lab.b, &FENCED, AT_RISK, &["promise", "--accept-loss"]);
     assert_eq!(lab.b.image(IMAGE).unwrap()["state"], "incoming");
+    // It knows all that it knew.
+    lab.b.kill();
+    lab.b.start();
     let claimed = claim(&lab.b, &CLAIM);
     assert_eq!((&claimed["writes_may_be_lost"], &claimed["bytes_lost"]), (&true.into(), &0.into()));
+    // Above the 2 in which its source would hand it over.
+    assert_eq!(claimed["epoch"], 3);
     restart_twice(&mut lab.b, IMAGE, &versions);
     lab.a.start();
     settle();

@@ -70,11 +70,11 @@ fn the_target_qemu_dies_before_the_commit() {
 }
 
 /// A migration whose target hands the images back, while nobody hears it: the source's agent is dead by then.
-fn hands_back_unheard(name: &str) -> Option<Stage> {
+fn hands_back_unheard(name: &str, strategy: &str) -> Option<Stage> {
     let mut stage = Stage::new(name, &[Kind::Resident], 3_000_000)?;
     start_with(stage.lab.host("b"), "DRAY_STOP_BEFORE", "ReachGuest");
     stage.prepare();
-    let migrate = stage.spawn(&["--strategy", "pre-copy"]);
+    let migrate = stage.spawn(&["--strategy", strategy]);
     stage.lab.host("b").wait_stopped(PATIENCE).expect("it comes to the effect");
     stage.lab.host("a").kill9().expect("kill");
     stage.target.as_mut().expect("target").kill().expect("kill");
@@ -89,7 +89,7 @@ fn hands_back_unheard(name: &str) -> Option<Stage> {
 /// The source is lost before it has taken its images back: the target has the only copy, and its operator can use it.
 #[test]
 fn what_was_handed_back_to_a_source_that_is_lost_can_be_claimed() {
-    let Some(stage) = hands_back_unheard("back-lost") else { return };
+    let Some(stage) = hands_back_unheard("back-lost", "pre-copy") else { return };
     let b = stage.lab.host("b");
     let status = b.json(&["status"]).expect("status");
     let id = status[0]["migration"].as_str().expect("an id");
@@ -112,10 +112,25 @@ fn what_was_handed_back_to_a_source_that_is_lost_can_be_claimed() {
     assert!(at_source == here, "it is not what was handed over");
 }
 
+/// Blocks were still to come when it was handed back.
+#[test]
+fn what_was_handed_back_with_blocks_missing_can_be_claimed_at_once() {
+    let Some(stage) = hands_back_unheard("back-missing", "post-copy") else { return };
+    let claim = ["claim", "disk0.raw", "--source-is-fenced", "--accept-loss"];
+    let claimed = stage.lab.host("b").json(&claim).expect("claim");
+    assert!(claimed["bytes_lost"].as_u64() > Some(0), "{claimed}");
+    let image = stage.image("b", 0);
+    for lost in claimed["lost"].as_array().expect("ranges") {
+        let at = |key: &str| lost[key].as_u64().expect("a number") as usize;
+        let bytes = std::fs::read(&image).expect("the image");
+        assert!(bytes[at("start")..][..at("len")].iter().all(|&byte| byte == 0), "{lost}");
+    }
+}
+
 /// The source has claimed its images before it heard that they come back: nobody needs what the target still has.
 #[test]
 fn what_was_handed_back_goes_when_its_source_has_claimed_it() {
-    let Some(mut stage) = hands_back_unheard("back-claimed") else { return };
+    let Some(mut stage) = hands_back_unheard("back-claimed", "pre-copy") else { return };
     stage.lab.host("b").kill9().expect("kill");
     stage.lab.host("a").start().expect("restart");
     let claim = ["claim", "disk0.raw", "--source-is-fenced", "--accept-loss"];

@@ -152,8 +152,9 @@ impl Target {
                 }
             }
             TargetRecord::Distrusted { image } => self.distrust(*image),
-            TargetRecord::Prepared { attempt, map_hash, images } => {
+            TargetRecord::Prepared { attempt, map_hash, images, epoch } => {
                 self.attempt = *attempt;
+                self.epoch = *epoch;
                 self.stage = Stage::Prepared {
                     attempt: *attempt,
                     map_hash: *map_hash,

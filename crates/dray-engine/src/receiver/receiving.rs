@@ -265,7 +265,9 @@ impl Target {
             self.backfill.paused = true;
             records.push(TargetRecord::BackfillPaused { paused: true });
         }
-        records.push(TargetRecord::Prepared { attempt, map_hash, images: images.clone() });
+        let promised = images.clone();
+        let epoch = self.epoch;
+        records.push(TargetRecord::Prepared { attempt, map_hash, images: promised, epoch });
         out.push(TargetEffect::Journal(records));
         self.stage = Stage::Prepared { attempt, map_hash, images };
         self.send(ToSource::Prepared { map_hash }, out);

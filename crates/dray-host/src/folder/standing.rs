@@ -40,7 +40,7 @@ pub struct Part {
     pub index: usize,
     /// Its length, and what was missing.
     pub handover: ImageHandover,
-    /// The epoch in which this host owns it, once it does.
+    /// The epoch in which this host owns it, once it does; until then the one in which its source had it.
     pub epoch: Epoch,
     /// Another program may have changed what was received until then.
     pub distrusted: bool,
@@ -136,10 +136,10 @@ pub(crate) fn handed_over_in(records: &[SourceRecord]) -> Option<Epoch> {
 
 pub(super) fn at_target(records: &[TargetRecord], index: usize) -> Standing {
     let next = |standing, record: &TargetRecord| match (record, standing) {
-        (TargetRecord::Prepared { images, .. }, _) => match images.get(index) {
+        (&TargetRecord::Prepared { ref images, epoch, .. }, _) => match images.get(index) {
             Some(handover) => {
                 let handover = handover.clone();
-                Standing::Promised(Part { index, handover, epoch: Epoch(0), distrusted: false })
+                Standing::Promised(Part { index, handover, epoch, distrusted: false })
             }
             None => Standing::Incoming,
         },
@@ -199,9 +199,10 @@ mod tests {
     fn a_target_has_it_once_it_was_committed() {
         let handover = ImageHandover { len: 4096, missing: BlockSet::new() };
         let part =
-            Part { index: 0, handover: handover.clone(), epoch: Epoch(0), distrusted: false };
+            Part { index: 0, handover: handover.clone(), epoch: Epoch(1), distrusted: false };
         let (attempt, map_hash) = (Attempt(1), MapHash::of(&[]));
-        let prepared = TargetRecord::Prepared { attempt, map_hash, images: vec![handover] };
+        let (images, epoch) = (vec![handover], Epoch(1));
+        let prepared = TargetRecord::Prepared { attempt, map_hash, images, epoch };
         let void = TargetRecord::Void { attempt };
         let committed = TargetRecord::Committed(handed_over());
         let at = |records: &[TargetRecord]| at_target(records, 0);

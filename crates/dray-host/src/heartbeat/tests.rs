@@ -122,9 +122,10 @@ fn begin_target(folder: &Folder, offer: &ImageOffer, promised: bool) {
     };
     folder.file(TARGET_INTENT).put(&intent).unwrap();
     let images = vec![ImageHandover { len: LEN, missing: BlockSet::new() }];
-    let (attempt, map_hash) = (Attempt(1), MapHash::of(&images));
+    let (attempt, map_hash, epoch) = (Attempt(1), MapHash::of(&images), Epoch(1));
     let mut records = vec![TargetRecord::Touched];
-    records.extend(promised.then_some(TargetRecord::Prepared { attempt, map_hash, images }));
+    let promise = TargetRecord::Prepared { attempt, map_hash, images, epoch };
+    records.extend(promised.then_some(promise));
     Log::open(&folder.file(TARGET_JOURNAL)).unwrap().0.append(&records).unwrap();
 }
 

@@ -317,7 +317,8 @@ impl<L: Loops> Claims<'_, L> {
     /// Whether the disk of an image of which blocks are missing knows which.
     fn is_served(&self, entry: &Entry) -> bool {
         let exposed = |migration| self.loops.is_exposed(migration);
-        entry.record().migration.is_some_and(exposed) || entry.disk.missing_count() > 0
+        // One that was handed back waits for its source again.
+        entry.record().migration.is_some_and(exposed) || entry.disk.serves_with_missing()
     }
 
     /// What is known to be present of an image, when no disk writes to that.

@@ -391,6 +391,11 @@ impl Disk {
         self.missing.map().count()
     }
 
+    /// Whether it serves [with missing blocks](Self::serve_with_missing), or did until it had all.
+    pub fn serves_with_missing(&self) -> bool {
+        self.missing.is_logged()
+    }
+
     /// The missing blocks.
     pub fn missing_snapshot(&self) -> BlockSet {
         self.missing.map().snapshot()

@@ -638,7 +638,8 @@ mod tests {
     fn only_what_can_never_be_needed_goes_by_itself() {
         let map_hash = MapHash::of(&[]);
         let attempt = Attempt(1);
-        let prepared = TargetRecord::Prepared { attempt, map_hash, images: Vec::new() };
+        let (images, epoch) = (Vec::new(), Epoch(1));
+        let prepared = TargetRecord::Prepared { attempt, map_hash, images, epoch };
         let handed_over = HandedOver { epoch: Epoch(2), attempt, map_hash };
         let after = |records: &[TargetRecord]| {
             let migration = MigrationId(1);

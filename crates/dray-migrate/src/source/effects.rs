@@ -7,6 +7,7 @@ use super::waiting::Done;
 use super::{Input, SourceLoop, ToTask};
 use crate::io_kind;
 use crate::messages::ToTargetShell;
+use crate::shown::shown_phase;
 use dray_api::{ErrorKind, MigrationState, Refusal};
 use dray_engine::source::SourceNotice;
 use dray_engine::{
@@ -298,6 +299,9 @@ impl SourceLoop {
             && let Err(why) = self.may_send(&intent)
         {
             return self.not_begun(&why);
+        }
+        if !owns {
+            self.report.resumes(shown_phase(engine.phase()));
         }
         self.engine = Some(engine);
         if !owns {

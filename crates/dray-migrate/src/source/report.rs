@@ -109,6 +109,11 @@ impl Report {
         self.mark(Mark::Started);
     }
 
+    /// What an earlier process had come to.
+    pub fn resumes(&mut self, phase: Phase) {
+        self.phase = phase;
+    }
+
     /// Whether verification found a difference.
     pub fn differs(&self) -> bool {
         self.verified.is_some_and(|(_, different)| different > 0)

@@ -46,8 +46,8 @@ fn handover() -> ImageHandover {
 }
 
 fn promise() -> TargetRecord {
-    let (attempt, map_hash) = (Attempt(1), MapHash::of(&[handover()]));
-    TargetRecord::Prepared { attempt, map_hash, images: vec![handover()] }
+    let (attempt, map_hash, epoch) = (Attempt(1), MapHash::of(&[handover()]), Epoch(1));
+    TargetRecord::Prepared { attempt, map_hash, images: vec![handover()], epoch }
 }
 
 fn committed() -> TargetRecord {
