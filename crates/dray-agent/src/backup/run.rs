@@ -75,6 +75,9 @@ impl Agent {
             Err(Refusal::new(ErrorKind::Conflict, what, why).hint(hint))
         };
         let Some(entry) = self.registry.get(name) else {
+            if let Some(closed) = self.registry.closed(name) {
+                return refuse(format!("it is closed: {}", closed.reason.why), &closed.reason.hint);
+            }
             let why = format!("no image '{name}' is on this host");
             return Err(
                 Refusal::new(ErrorKind::NotFound, what, why).hint("`dray images` lists the images")

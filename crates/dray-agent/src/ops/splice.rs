@@ -206,7 +206,7 @@ impl Agent {
         let mut record = ImageRecord {
             epoch: known.as_ref().map_or(Epoch(1), |(note, ..)| note.image.epoch),
             adopted: Some(self.adopted_by(what, picture, plan, plan)?),
-            ..record_of_file(what, plan, (name, id, path))?
+            ..record_of_file(what, plan, (name.clone(), id, path))?
         };
         let file = self.registry.open_file(&record).map_err(|why| io_error(what, why))?;
         record.len = file.geometry().len;
@@ -221,7 +221,14 @@ impl Agent {
                 let again = self.registry.add_again(record, file, (lineage, changed));
                 Ok((again.map_err(failed)?, Some(note), operation))
             }
-            None => Ok((self.registry.add(record, file).map_err(failed)?, None, operation)),
+            None => {
+                let added = self.registry.add(record, file);
+                let added = added.map_err(|why| match self.registry.closed(&name) {
+                    Some(closed) => failed(why).hint(closed.reason.hint),
+                    None => failed(why),
+                });
+                Ok((added?, None, operation))
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use crate::orders::full_lab;
 use crate::refusals::{CONFLICT, MIGRATE, refused};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 const WAIT: Duration = Duration::from_secs(20);
@@ -183,9 +183,8 @@ fn an_image_is_not_resized_into_another_file() {
     assert_eq!(block(&lab.a, 9), content(9, 1));
 }
 
-#[test]
-fn an_image_that_somebody_else_has_at_a_start_is_closed_until_they_let_go() {
-    let mut lab = Lab::new();
+/// An image that another program has when its agent starts, and that program.
+fn somebody_elses(lab: &mut Lab) -> Child {
     lab.a.start();
     let path = lab.a.pool().join(IMAGE);
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
@@ -199,6 +198,27 @@ fn an_image_that_somebody_else_has_at_a_start_is_closed_until_they_let_go() {
     let mut answer = String::new();
     BufReader::new(other.stdout.take().unwrap()).read_line(&mut answer).unwrap();
     lab.a.start();
+    other
+}
+
+/// A VM was started on its file while no agent ran, and goes on there.
+#[test]
+fn an_image_that_somebody_else_has_at_a_start_can_be_forgotten() {
+    let mut lab = Lab::new();
+    let mut other = somebody_elses(&mut lab);
+    refused(&lab.a, &["images", "remove", IMAGE, "--delete"], CONFLICT, &["in qemu-io (pid"]);
+    result(&lab.a.dray(&["--json", "images", "remove", IMAGE]));
+    assert!(lab.a.image(IMAGE).is_none() && lab.a.pool().join(IMAGE).exists());
+    drop(other.stdin.take());
+    assert!(other.wait().unwrap().success());
+    lab.a.add(IMAGE);
+}
+
+#[test]
+fn an_image_that_somebody_else_has_at_a_start_is_closed_until_they_let_go() {
+    let mut lab = Lab::new();
+    let mut other = somebody_elses(&mut lab);
+    let path = lab.a.pool().join(IMAGE);
     let closed = lab.a.image(IMAGE).unwrap()["closed"].clone();
     assert!(closed["why"].as_str().unwrap().contains("in qemu-io (pid"), "{closed}");
     assert!(closed["hint"].as_str().unwrap().contains("stop what uses its file"), "{closed}");

@@ -110,6 +110,15 @@ pub(crate) fn promised_nothing(folder: &Folder) -> io::Result<bool> {
     Ok(unserved(&records) == Some(Unserved::Received))
 }
 
+/// Whether the target of the migration in this folder has everything.
+///
+/// # Errors
+/// When the journal cannot be read.
+pub(crate) fn has_everything(folder: &Folder) -> io::Result<bool> {
+    let records = read(&folder.file(TARGET_JOURNAL))?;
+    Ok(matches!(at_target(&records, 0), Standing::Complete(_)))
+}
+
 /// Whether this host has handed over what it sent in the migration of this folder.
 ///
 /// # Errors

@@ -361,7 +361,14 @@ pub(super) fn way_out(registry: &Registry, folder: &Folder, end: End, name: &str
                 "`dray cancel --discard` at its source, or `dray cancel {migration}` on this host \
                  if the source is lost"
             ),
-            _ => left::way_back(intent::peer(folder).as_deref().unwrap_or("its source"), name),
+            _ => {
+                let peer = intent::peer(folder);
+                let peer = peer.as_deref().unwrap_or("its source");
+                match standing::has_everything(folder).unwrap_or(false) {
+                    true => left::from_before(peer, name),
+                    false => left::way_back(peer, name),
+                }
+            }
         },
     };
     let (mend, lost) = match lacks_intent {

@@ -18,7 +18,9 @@ use std::sync::Arc;
 const BLOCK: u32 = 4096;
 
 /// What to do about a file that somebody else has locked.
-const LOCKED_HINT: &str = "stop what uses its file; it is served as soon as nobody else does";
+const LOCKED_HINT: &str = "stop what uses its file; it is served as soon as nobody else does. If a vm is to keep \
+                           the file: `dray images remove NAME` forgets the image and leaves its file, \
+                           which `dray adopt` takes again";
 
 /// What to do about a record that the system does not give out.
 const UNREAD_HINT: &str =

@@ -57,7 +57,17 @@ pub(crate) fn way_out(peer: Option<&str>, name: &str, migration: MigrationId) ->
 pub(crate) fn way_back(peer: &str, name: &str) -> String {
     format!(
         "`dray cancel --discard` at {peer}; if that says that the image is handed over: `dray claim {name} \
-         --source-is-fenced --accept-loss` at {peer}, which brings it back as it was at the handover"
+         --source-is-fenced --accept-loss` at {peer}, which brings it back as it was at the handover, \
+         without what was written since"
+    )
+}
+
+/// The same when a host serves it and has everything: what the other one has is of no use but when the file is lost.
+pub(crate) fn from_before(peer: &str, name: &str) -> String {
+    format!(
+        "keep its file, which has everything. Only if the file is lost: `dray claim {name} \
+         --source-is-fenced --accept-loss` at {peer} brings it back as it was at the handover, without \
+         what was written since"
     )
 }
 

@@ -10,6 +10,7 @@ use super::identity::{found_at, is_other_file};
 use super::{Entry, Registry};
 use crate::lineage::stamp_of;
 use crate::record::{CopyState, ImageRecord, NameKind};
+use dray_image::locks::probe_file;
 use dray_image::{FileImage, FileOptions, ImageFile};
 use dray_types::BLOCK_SIZE;
 use std::fmt;
@@ -126,8 +127,8 @@ impl Registry {
         record.whole = record.whole || is_whole(&record, file) && !has_lost(file);
     }
 
-    /// Forgets an image that is closed because its file is too short, or another one, if it belongs to this host and
-    /// takes part in no migration; or a copy whose migration is over, also if its file is gone or was changed. Its file
+    /// Forgets an image that is closed because its file is too short, or another one, or somebody else's, if it belongs
+    /// to this host and takes part in no migration; or a copy whose migration is over, also if its file is gone or was changed. Its file
     /// stays as it is, but for a copy's own file if it is to be `deleted`. None when there is no such image; its
     /// clients are cut off.
     ///
@@ -156,10 +157,22 @@ impl Registry {
         let is_owned = record.state == CopyState::Owner && record.migration.is_none();
         let is_unfit = match self.open_file(record) {
             _ if self.refuse_other_file(record).is_err() => true,
-            Ok(file) => refuse(record, &*file).is_err_and(|why| of(&why).is_some()),
+            Ok(file) => {
+                refuse(record, &*file).is_err_and(|why| of(&why).is_some())
+                    || self.is_somebody_elses(record, &*file)
+            }
             Err(_) => device(record).is_some(),
         };
         is_owned && is_unfit
+    }
+
+    /// Whether another program has locked the file, as a VM that was started on it while no agent ran, and no VM waits
+    /// here for the image.
+    fn is_somebody_elses(&self, record: &ImageRecord, file: &dyn ImageFile) -> bool {
+        let user = file.as_file().map(|image| probe_file(image.file()));
+        let is_locked =
+            user.and_then(Result::ok).flatten().is_some_and(|user| user.excludes_owner());
+        is_locked && !self.a_client_runs(&record.name)
     }
 
     /// Whether the file of a copy is gone, or is not what was left behind.

@@ -549,8 +549,10 @@ fn open(
         let content = Arc::clone(entry.disk.backing());
         return Ok(Open { image, entry: Some(entry), content, file, base: None, gone: false });
     }
-    if registry.waits_for_file(&image.name) {
-        let why = format!("image '{}' of the migration is closed", image.name);
+    if let Some(closed) =
+        registry.closed(&image.name).filter(|_| registry.waits_for_file(&image.name))
+    {
+        let why = format!("image '{}' is closed: {}", image.name, closed.reason.why);
         return Err(io::Error::new(io::ErrorKind::NotFound, why));
     }
     if !image.chain.is_empty() {
