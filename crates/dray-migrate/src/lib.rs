@@ -10,6 +10,7 @@
 
 pub mod forecast;
 pub mod guest;
+mod lines;
 pub mod links;
 pub mod messages;
 pub mod receiver;

@@ -1,10 +1,12 @@
 //! The messages between the loops of both sides that do not concern the engine: the move of the VM
 //! itself, and values for the summary. They travel inside the control stream's `Vm` messages.
 
-use dray_engine::lineage::Generation;
+use crate::lines::{Closed, MAX_BYTES, MAX_GENERATIONS};
 use dray_host::folder::intent::{GuestFacts, Settings};
 use dray_net::NetTotals;
 use dray_types::{Attempt, Why, text};
+use dray_wire::control::{MAX_IMAGES, MAX_PARTS, MAX_SHORT};
+use dray_wire::list;
 use serde::{Deserialize, Serialize};
 
 /// Source to target.
@@ -31,8 +33,9 @@ pub enum ToTargetShell {
     Lines {
         /// The attempt.
         attempt: Attempt,
-        /// Per image, in the migration's order.
-        images: Vec<Option<Vec<Generation>>>,
+        /// Of each image oldest first.
+        #[serde(deserialize_with = "list::of_sets::<_, _, MAX_GENERATIONS, MAX_PARTS>")]
+        closed: Vec<Closed>,
     },
     /// Whether the guest is to run at the target: somebody has paused it, or let it go on, since `Check`.
     /// Answered with `Noted`.
@@ -40,6 +43,7 @@ pub enum ToTargetShell {
     /// Once a second until the target has everything: how far it is, for those who watch there.
     Progress {
         /// Per image: bytes that are sent, and that have to be.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_IMAGES>")]
         images: Vec<(u64, u64)>,
         /// Sent in the last second, in bytes.
         rate: u64,
@@ -98,6 +102,7 @@ pub enum ToSourceShell {
     /// Once a second during Backfill, and at its end.
     Progress {
         /// Per image: blocks missing.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_IMAGES>")]
         missing: Vec<u64>,
         /// Reads that waited for a missing block.
         remote_reads: u64,
@@ -119,7 +124,7 @@ pub enum ToSourceShell {
     },
     /// Per image: so many more missing blocks were found at the target, and not fetched. What is lost
     /// with a link is not told again.
-    Found(Vec<u64>),
+    Found(#[serde(deserialize_with = "list::at_most::<_, _, MAX_IMAGES>")] Vec<u64>),
     /// Answer to `Runs`.
     Noted(Result<(), Why>),
     /// The guest is not started yet: its QEMU does not answer, and is asked again. Said at each try, until
@@ -132,7 +137,58 @@ pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     postcard::to_allocvec(message).unwrap_or_default()
 }
 
-/// Decodes a shell message; none when it is not one (a newer peer's).
-pub fn decode<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Option<T> {
-    postcard::from_bytes(bytes).ok()
+/// What bounds the length of a shell message (I7).
+pub trait Bounded {
+    /// The number of the kind that may be longer than a short control message, if there is one.
+    const LONG: Option<u8>;
+}
+
+impl Bounded for ToTargetShell {
+    /// `Lines`.
+    const LONG: Option<u8> = Some(7);
+}
+
+impl Bounded for ToSourceShell {
+    const LONG: Option<u8> = None;
+}
+
+/// Decodes a shell message; none when it is not one (a newer peer's), or too long.
+pub fn decode<T: for<'a> Deserialize<'a> + Bounded>(bytes: &[u8]) -> Option<T> {
+    let kind = *bytes.first()?;
+    let rest = MAX_SHORT as usize;
+    let most = if T::LONG == Some(kind) { MAX_BYTES + rest } else { rest };
+    postcard::from_bytes(bytes).ok().filter(|_| bytes.len() <= most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_types::Strategy;
+
+    /// A peer's message of some bytes must not take a multiple of them before it is refused.
+    #[test]
+    fn a_list_that_is_too_long_is_no_message() {
+        let lines = |count| {
+            let mut bytes =
+                encode(&ToTargetShell::Lines { attempt: Attempt(1), closed: Vec::new() });
+            assert_eq!(bytes[0], ToTargetShell::LONG.unwrap());
+            bytes.pop();
+            bytes.extend(postcard::to_allocvec(&vec![0u8; count]).unwrap());
+            decode::<ToTargetShell>(&bytes)
+        };
+        assert!(lines(0).is_some() && lines(100 << 20).is_none());
+        let progress = |count| {
+            let images = vec![(1, 2); count];
+            let message = ToTargetShell::Progress { images, rate: 1, seconds_left: None };
+            decode::<ToTargetShell>(&encode(&message))
+        };
+        assert!(progress(MAX_IMAGES).is_some() && progress(MAX_IMAGES + 1).is_none());
+        let found = |count| decode::<ToSourceShell>(&encode(&ToSourceShell::Found(vec![1; count])));
+        assert!(found(MAX_IMAGES).is_some() && found(MAX_IMAGES + 1).is_none());
+        let mut padded = encode(&ToTargetShell::Strategy(Strategy::Hybrid));
+        padded.resize(MAX_SHORT as usize + 1, 0);
+        assert!(
+            decode::<ToTargetShell>(&padded).is_none() && decode::<ToTargetShell>(&[]).is_none()
+        );
+    }
 }

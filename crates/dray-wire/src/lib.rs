@@ -13,7 +13,7 @@ pub mod control;
 pub mod error;
 pub mod frame;
 pub mod hello;
-mod list;
+pub mod list;
 pub mod replica;
 pub mod request;
 pub mod store;

@@ -6,8 +6,11 @@ use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Decodes at most `MAX` items; one more is an error, whatever follows.
-pub(crate) fn at_most<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
+/// Decodes at most `MAX` items.
+///
+/// # Errors
+/// One more is an error, whatever follows.
+pub fn at_most<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
@@ -16,14 +19,17 @@ where
 }
 
 /// Something with a set of blocks.
-pub(crate) trait HasSet {
+pub trait HasSet {
     /// That set.
     fn set(&self) -> &BlockSet;
 }
 
 /// The same for items with sets, which have at most `PARTS` parts together: a part takes far more memory than
 /// its bytes.
-pub(crate) fn of_sets<'de, D, T, const MAX: usize, const PARTS: u64>(
+///
+/// # Errors
+/// One item or part more is an error, whatever follows.
+pub fn of_sets<'de, D, T, const MAX: usize, const PARTS: u64>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error>
 where

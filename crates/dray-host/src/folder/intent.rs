@@ -12,6 +12,7 @@ use dray_types::ImageId;
 use dray_types::{BitRate, Epoch, MigrationId, text};
 use dray_wire::ImageOffer;
 use dray_wire::control::MAX_IMAGES;
+use dray_wire::list;
 use dray_wire::request::Base;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -91,6 +92,9 @@ impl SourceIntent {
     }
 }
 
+/// Most layers of all disks of a VM.
+const MAX_LAYERS: usize = 16 * MAX_IMAGES;
+
 /// The VM as the source sees it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GuestFacts {
@@ -100,6 +104,7 @@ pub struct GuestFacts {
     /// QMP socket of the waiting QEMU at the target.
     pub qmp: PathBuf,
     /// Its disks' layers: the number of the image each is in, and how it is attached (JSON).
+    #[serde(deserialize_with = "list::at_most::<_, _, MAX_LAYERS>")]
     pub layers: Vec<(u16, String)>,
     /// Whether it ran when the migration began; one that was paused stays paused.
     pub running: bool,

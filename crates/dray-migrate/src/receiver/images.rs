@@ -216,24 +216,20 @@ impl TargetImages {
     ///
     /// # Errors
     /// What the file system reports.
-    pub fn keep_lines(
-        &self,
-        attempt: Attempt,
-        images: Vec<Option<Vec<Generation>>>,
-    ) -> io::Result<()> {
+    pub fn keep_lines(&self, attempt: Attempt, images: Vec<Vec<Generation>>) -> io::Result<()> {
         let bytes = postcard::to_allocvec(&(attempt, images)).map_err(io::Error::other)?;
         let (mut journal, _) = Journal::open(&self.lines).map_err(io::Error::other)?;
         journal.rewrite(&[&bytes]).map_err(io::Error::other)
     }
 
     /// What was kept for the attempt that succeeded; of a source that said nothing no generations are known.
-    fn kept_lines(&self, attempt: Attempt) -> io::Result<Vec<Option<Vec<Generation>>>> {
+    fn kept_lines(&self, attempt: Attempt) -> io::Result<Vec<Vec<Generation>>> {
         if !self.lines.exists()? {
             return Ok(Vec::new());
         }
         let (_, records) = Journal::open(&self.lines).map_err(io::Error::other)?;
         let Some(bytes) = records.last() else { return Ok(Vec::new()) };
-        let kept: (Attempt, Vec<Option<Vec<Generation>>>) =
+        let kept: (Attempt, Vec<Vec<Generation>>) =
             postcard::from_bytes(bytes).map_err(io::Error::other)?;
         match kept {
             (of, images) if of == attempt => Ok(images),
@@ -243,7 +239,7 @@ impl TargetImages {
 
     /// The image's line begins here, before anything is written to it. One that cannot be kept is
     /// worth less than the guest: without it the next migration is a full one.
-    fn begin_line(&self, open: &Open, past: Option<Vec<Generation>>) {
+    fn begin_line(&self, open: &Open, past: Vec<Generation>) {
         let record = open.entry.record();
         if record.read_only || record.state == CopyState::Owner || open.entry.line().is_some() {
             // Owned here before a restart: whatever line there is knows what was written since.
@@ -252,7 +248,7 @@ impl TargetImages {
         let path = self.registry.line_path(&record.name);
         let image = record.current_path().map_err(io::Error::other);
         let image = image.map(|image| self.registry.at(&image));
-        let (past, served) = (past.unwrap_or_default(), open.present.has_begun());
+        let served = open.present.has_begun();
         let begun = image.and_then(|image| ImageLineage::after(&path, past, &image, served));
         match begun {
             Ok((line, changed)) => {
@@ -337,7 +333,7 @@ impl TargetImages {
                                   begins");
             Vec::new()
         });
-        lines.resize(self.all.len(), None);
+        lines.resize(self.all.len(), Vec::new());
         self.all.iter().zip(lines).for_each(|(open, past)| self.begin_line(open, past));
         for (open, handover) in self.all.iter().zip(images) {
             open.begin(handover.len)?;

@@ -1,6 +1,7 @@
 //! Sessions, as the target sees them: the source makes them, a new one replaces the one before.
 
 use super::{Input, TargetLoop, TargetSlot, ToTask};
+use crate::lines;
 use crate::messages::{self, ToSourceShell, ToTargetShell};
 use dray_config::MAX_STREAMS;
 use dray_engine::TargetEvent;
@@ -228,7 +229,8 @@ impl TargetLoop {
             return;
         }
         match message {
-            ToTargetShell::Lines { attempt, images } => {
+            ToTargetShell::Lines { attempt, closed } => {
+                let images = lines::per_image(closed, self.slot.intent().images.len());
                 // Durable before the promise that follows. A line is worth less than a handover.
                 if let Err(why) = self.images.keep_lines(attempt, images) {
                     tracing::warn!(%why, "cannot keep the images' generations at the target: a \

@@ -6,6 +6,7 @@ use super::orders::Orders;
 use super::waiting::Done;
 use super::{Input, SourceLoop, ToTask};
 use crate::io_kind;
+use crate::lines;
 use crate::messages::ToTargetShell;
 use crate::shown::shown_phase;
 use dray_api::{ErrorKind, MigrationState, Refusal};
@@ -88,8 +89,8 @@ impl SourceLoop {
     fn send_to_target(&mut self, envelope: &Envelope<ToTarget>) {
         self.report.sending(&envelope.body);
         if matches!(envelope.body, ToTarget::Prepare { .. }) {
-            let images = self.images.closed_lines(&self.parts.host);
-            self.say(&ToTargetShell::Lines { attempt: envelope.attempt, images });
+            let closed = lines::to_send(self.images.closed_lines(&self.parts.host));
+            self.say(&ToTargetShell::Lines { attempt: envelope.attempt, closed });
         }
         if let Some(session) = &self.session
             && session.may_say(&envelope.body)

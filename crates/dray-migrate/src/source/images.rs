@@ -171,11 +171,12 @@ impl SourceImages {
 
     /// Per image that a guest may write, its closed generations as the next owner shall know them;
     /// the guest is quiet.
-    pub fn closed_lines(&self, host: &str) -> Vec<Option<Vec<Generation>>> {
+    pub fn closed_lines(&self, host: &str) -> Vec<Vec<Generation>> {
         let closed = |open: &Open| {
             let entry = open.entry.as_ref().filter(|_| !open.image.offer.read_only)?;
             Some(entry.line()?.closed(host, &entry.disk, unix_ms()))
         };
+        let closed = |open| closed(open).unwrap_or_default();
         self.all.iter().map(closed).collect()
     }
 

@@ -21,7 +21,7 @@ pub const MAX_CONTROL: u32 = 256 << 20;
 pub const MAX_SHORT: u32 = 4 << 20;
 /// Most parts that all sets of a message have together: images of 128 TiB of which every leaf has something in
 /// it, twice what a migration may have. A part that takes five bytes here takes a hundred in memory.
-pub(crate) const MAX_PARTS: u64 = 1 << 20;
+pub const MAX_PARTS: u64 = 1 << 20;
 /// Most images one migration may have.
 pub const MAX_IMAGES: usize = 256;
 /// Most tags one acknowledgement may name.
