@@ -7,7 +7,7 @@ use crate::piece::{Hash, MAX_IMAGE_BYTES};
 use crate::place::{PackId, PackSlice};
 use crate::segment::{MAX_ENCODED, check_place, segment_count};
 use crate::world::World;
-use dray_types::{Ancestor, ImageId};
+use dray_types::{Ancestor, ImageId, list};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,6 +17,8 @@ pub(crate) const FOLDER: &str = "manifests/";
 /// Longest manifest object: an image of 64 TiB has 2 million segments of at most 50 bytes, and their
 /// packs.
 pub(crate) const MAX_BYTES: usize = 256 << 20;
+/// Most segments of an image, and so most packs that they are in.
+const MAX_SEGMENTS: usize = segment_count(MAX_IMAGE_BYTES) as usize;
 /// Longest text in an [`Info`].
 const MAX_TEXT: usize = 4096;
 /// Most ancestors that a backup names.
@@ -101,8 +103,8 @@ pub(crate) struct SegmentRef {
 #[derive(Clone, Debug)]
 pub struct Manifest {
     backup: Backup,
-    /// None: all of its pieces are zero.
-    segments: Arc<Vec<Option<SegmentRef>>>,
+    /// Those that are not all zeros, in order: what a repository names takes memory by its own length.
+    segments: Arc<Vec<(u64, SegmentRef)>>,
 }
 
 impl Manifest {
@@ -116,8 +118,20 @@ impl Manifest {
         &self.backup.info
     }
 
-    pub(crate) fn segments(&self) -> &[Option<SegmentRef>] {
-        &self.segments
+    /// How many segments the image has.
+    pub(crate) fn segment_count(&self) -> u64 {
+        segment_count(self.info().bytes)
+    }
+
+    /// The segments that are not all zeros, each with its number.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = (u64, &SegmentRef)> {
+        self.segments.iter().map(|(ix, segment)| (*ix, segment))
+    }
+
+    /// Segment `ix`, if it is one of these.
+    pub(crate) fn segment(&self, ix: u64) -> Option<&SegmentRef> {
+        let at = self.segments.binary_search_by_key(&ix, |(ix, _)| *ix).ok()?;
+        Some(&self.segments[at].1)
     }
 }
 
@@ -142,7 +156,9 @@ struct Stored {
     revision: u32,
     added_bytes: u64,
     info: Info,
+    #[serde(deserialize_with = "list::at_most::<_, _, MAX_SEGMENTS>")]
     packs: Vec<PackId>,
+    #[serde(deserialize_with = "list::at_most::<_, _, MAX_SEGMENTS>")]
     segments: Vec<Slot>,
 }
 
@@ -197,24 +213,23 @@ pub(crate) fn decode(name: &str, bytes: &[u8], keys: &Keys) -> Result<Manifest> 
     if (image, number) != (stored.info.image, stored.number) {
         return Err(damaged());
     }
-    let wanted = segment_count(stored.info.bytes) as usize;
-    let mut segments = Vec::new();
+    let wanted = segment_count(stored.info.bytes);
+    let (mut ix, mut segments) = (0, Vec::new());
     for slot in &stored.segments {
         match *slot {
-            Slot::Zero(count) if count as usize <= wanted - segments.len() => {
-                segments.resize(segments.len() + count as usize, None);
-            }
-            Slot::Stored { pack, offset, stored: len, plain, hash } if segments.len() < wanted => {
+            Slot::Zero(count) if count <= wanted - ix => ix += count,
+            Slot::Stored { pack, offset, stored: len, plain, hash } if ix < wanted => {
                 let pack = *stored.packs.get(pack as usize).ok_or_else(damaged)?;
                 let place = PackSlice { pack, offset, stored: len };
                 let fits = plain as usize <= MAX_ENCODED && plain > 0;
                 check_place(&place, plain as usize).filter(|()| fits).ok_or_else(damaged)?;
-                segments.push(Some(SegmentRef { hash, plain, place }));
+                segments.push((ix, SegmentRef { hash, plain, place }));
+                ix += 1;
             }
             _ => return Err(damaged()),
         }
     }
-    if segments.len() != wanted {
+    if ix != wanted {
         return Err(damaged());
     }
     let Stored { id, revision, added_bytes, info, .. } = stored;
@@ -258,6 +273,23 @@ mod tests {
         prop_oneof![Just(None), stored.prop_map(Some)]
     }
 
+    /// What a stranger's repository names takes no more memory than it has bytes, many times over.
+    #[test]
+    fn an_image_of_zeros_takes_no_memory_and_a_list_without_end_is_refused() {
+        let (backup, keys) = (backup(MAX_SEGMENTS as u64), Keys::new(None));
+        let decoded = |segments: Vec<Slot>| {
+            let Backup { id, number, revision, added_bytes, info, .. } = backup.clone();
+            let packs = Vec::new();
+            let stored = Stored { id, number, revision, added_bytes, info, packs, segments };
+            let bytes = wrap(Content::Manifest, &stored, &keys, &SystemWorld).unwrap();
+            decode(&backup.object, &bytes, &keys)
+        };
+        let zeros = decoded(vec![Slot::Zero(MAX_SEGMENTS as u64)]).unwrap();
+        assert_eq!((zeros.segment_count(), zeros.segments.capacity()), (MAX_SEGMENTS as u64, 0));
+        let endless = (0..=MAX_SEGMENTS).map(|_| Slot::Zero(0)).collect();
+        assert_eq!(decoded(endless).unwrap_err().kind(), Kind::Damaged);
+    }
+
     proptest! {
         #[test]
         fn what_is_encoded_comes_back(segments in prop::collection::vec(segment(), 0..40)) {
@@ -265,7 +297,8 @@ mod tests {
             let bytes = encode(&backup, &segments, &keys, &SystemWorld).unwrap();
             let manifest = decode(&backup.object, &bytes, &keys).unwrap();
             prop_assert_eq!(manifest.backup(), &backup);
-            prop_assert_eq!(manifest.segments(), &segments[..]);
+            let found = (0..manifest.segment_count()).map(|ix| manifest.segment(ix).copied());
+            prop_assert_eq!(found.collect::<Vec<_>>(), segments);
             let elsewhere = object_name(ImageId(8), 4, 9);
             let error = decode(&elsewhere, &bytes, &keys).unwrap_err();
             prop_assert_eq!(error.kind(), Kind::Damaged);
@@ -288,10 +321,9 @@ mod tests {
             match decode(&backup.object, &bytes, &keys) {
                 Err(error) => prop_assert_eq!(error.kind(), Kind::Damaged),
                 Ok(manifest) => {
-                    let wanted = segment_count(manifest.info().bytes);
-                    prop_assert_eq!(manifest.segments().len() as u64, wanted);
                     prop_assert!(manifest.info().bytes <= MAX_IMAGE_BYTES);
-                    for segment in manifest.segments().iter().flatten() {
+                    for (ix, segment) in manifest.stored() {
+                        prop_assert!(ix < manifest.segment_count());
                         prop_assert!(segment.place.end() <= pack::MAX_PACK as u64);
                     }
                 }

@@ -86,7 +86,7 @@ impl Repository {
                         }
                     }
                     Walk::Broken { error, ix } => {
-                        if let Some(Some(segment)) = manifest.segments().get(ix as usize) {
+                        if let Some(segment) = manifest.segment(ix) {
                             bad.insert(
                                 (segment.place.pack, segment.place.offset),
                                 error.to_string(),
@@ -165,16 +165,15 @@ impl Repository {
             Some((_, all, _)) => *all += pieces,
             None => hit = Some((ix, pieces, why.to_owned())),
         };
-        for (ix, segment) in manifest.segments().iter().enumerate() {
-            let Some(segment) = segment else { continue };
-            let first = ix as u64 * SEGMENT_PIECES;
+        for (ix, segment) in manifest.stored() {
+            let first = ix * SEGMENT_PIECES;
             let key = (segment.place.pack, segment.place.offset);
-            let all = crate::segment::pieces_in(manifest.info().bytes, ix as u64) as u64;
+            let all = crate::segment::pieces_in(manifest.info().bytes, ix) as u64;
             if let Some(why) = bad.get(&key) {
                 count(first, all, why);
                 continue;
             }
-            match load_segment(&self.core, manifest, ix as u64) {
+            match load_segment(&self.core, manifest, ix) {
                 Ok(pieces) => {
                     for (ix, piece) in (first..).zip(&pieces) {
                         let why = piece.place().and_then(|at| bad.get(&(at.pack, at.offset)));

@@ -3,8 +3,8 @@
 
 use dray_engine::lineage::{Generation, MAX_PAST};
 use dray_types::BlockSet;
+use dray_types::list::HasSet;
 use dray_wire::control::{MAX_IMAGES, MAX_PARTS};
-use dray_wire::list::HasSet;
 use serde::{Deserialize, Serialize};
 
 /// Most generations of all images together.

@@ -4,9 +4,9 @@
 use crate::lines::{Closed, MAX_BYTES, MAX_GENERATIONS};
 use dray_host::folder::intent::{GuestFacts, Settings};
 use dray_net::NetTotals;
+use dray_types::list;
 use dray_types::{Attempt, Why, text};
 use dray_wire::control::{MAX_IMAGES, MAX_PARTS, MAX_SHORT};
-use dray_wire::list;
 use serde::{Deserialize, Serialize};
 
 /// Source to target.

@@ -6,6 +6,7 @@
 //! * [`range`]: a run of 4 KiB blocks, and how byte ranges map onto blocks.
 //! * [`set`]: [`BlockSet`], the set of blocks that plans, maps and journals are made of.
 //! * [`ids`]: random 128-bit ids, epochs and attempts.
+//! * [`list`]: lists and sets of a peer, bounded while they are decoded.
 //! * [`refusal`]: [`Refusal`], why something was not done.
 //! * [`schedule`]: [`Schedule`], an order in which the blocks of an image move.
 //! * [`size`]: what an operator types (`800Mbit`, `2GiB`) and what it means.
@@ -16,6 +17,7 @@
 
 pub mod endpoint;
 pub mod ids;
+pub mod list;
 pub mod range;
 pub mod refusal;
 pub mod schedule;

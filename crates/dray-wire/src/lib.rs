@@ -13,7 +13,6 @@ pub mod control;
 pub mod error;
 pub mod frame;
 pub mod hello;
-pub mod list;
 pub mod replica;
 pub mod request;
 pub mod store;

@@ -2,7 +2,7 @@
 
 use crate::control::MAX_IMAGES;
 use crate::error::WireError;
-use crate::list;
+use dray_types::list;
 use dray_types::refusal::de_refusal;
 use dray_types::{Ancestor, Endpoint, Epoch, ImageId, MigrationId, Refusal, text};
 use serde::de::DeserializeOwned;

@@ -26,12 +26,10 @@ pub(crate) fn walk(
     seen: &mut HashSet<(PackId, u32)>,
     mut visit: impl FnMut(Walk<'_>) -> Result<()>,
 ) -> Result<()> {
-    for (ix, segment) in manifest.segments().iter().enumerate() {
-        let Some(segment) = segment else { continue };
+    for (ix, segment) in manifest.stored() {
         if !seen.insert((segment.place.pack, segment.place.offset)) {
             continue;
         }
-        let ix = ix as u64;
         match load_segment(core, manifest, ix) {
             Ok(pieces) => visit(Walk::Segment { segment, pieces: &pieces, ix })?,
             Err(error) if error.is_of_store() => return Err(error),

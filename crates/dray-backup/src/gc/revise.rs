@@ -75,12 +75,11 @@ fn names_any(
     packs: &HashSet<PackId>,
 ) -> Result<bool> {
     let reader = repository.reader(manifest);
-    for (ix, segment) in manifest.segments().iter().enumerate() {
-        let Some(segment) = segment else { continue };
+    for (ix, segment) in manifest.stored() {
         if packs.contains(&segment.place.pack) {
             return Ok(true);
         }
-        let pieces = match reader.segment(ix as u64) {
+        let pieces = match reader.segment(ix) {
             Ok(pieces) => pieces,
             // Pruned, and its packs removed, since the manifests were read.
             Err(_) if !repository.core.store.exists(&manifest.backup().object)? => {

@@ -107,10 +107,12 @@ impl Reader {
 /// Reads and checks segment `ix` of a manifest.
 pub(crate) fn load_segment(core: &Core, manifest: &Manifest, ix: u64) -> Result<Vec<Piece>> {
     let bytes = manifest.info().bytes;
-    match manifest.segments().get(ix as usize) {
-        None => Err(Error::invalid("the image has no such segment")),
-        Some(None) => Ok(vec![Piece::Zero; segment::pieces_in(bytes, ix)]),
-        Some(Some(segment)) => {
+    match manifest.segment(ix) {
+        None if ix >= manifest.segment_count() => {
+            Err(Error::invalid("the image has no such segment"))
+        }
+        None => Ok(vec![Piece::Zero; segment::pieces_in(bytes, ix)]),
+        Some(segment) => {
             let encoded = fetch(core, &segment.place, &segment.hash, segment.plain as usize)?;
             segment::decode(&encoded, bytes, ix)
         }

@@ -98,7 +98,7 @@ impl Writer {
     /// in a pack that will go, or with another length, is read and given like any other piece.
     pub(super) fn inherit(&mut self) -> Result<()> {
         let Some(parent) = self.parent.clone() else { return Ok(()) };
-        let common = segment_count(self.bytes).min(parent.segments().len() as u64);
+        let common = segment_count(self.bytes).min(parent.segment_count());
         for ix in 0..common {
             if self.is_untouched(&parent, ix) {
                 continue;
@@ -114,7 +114,7 @@ impl Writer {
         let claimed = self.segments.claimed.contains_key(&ix);
         let resized = parent.info().bytes != self.bytes;
         let last = ix + 1 >= segment_count(parent.info().bytes).min(segment_count(self.bytes));
-        let sound = match &parent.segments()[ix as usize] {
+        let sound = match parent.segment(ix) {
             None => true,
             // That it is sound is not enough: what it names may be doomed.
             Some(old) => {
@@ -146,8 +146,8 @@ impl Writer {
                 kept.push((nth, piece));
             }
         }
-        let sound = parent.segments()[ix as usize]
-            .is_none_or(|old| self.known.standing(&old.place) == Standing::Sound);
+        let sound =
+            parent.segment(ix).is_none_or(|old| self.known.standing(&old.place) == Standing::Sound);
         if changed || !sound {
             for (nth, piece) in kept {
                 self.segments.claim(nth)?;
@@ -193,10 +193,7 @@ impl Writer {
         }
         self.meta.flush()?;
         self.segments.place(&mut self.meta);
-        let inherited = |ix: u64| {
-            let parent = self.parent.as_ref()?;
-            *parent.segments().get(ix as usize)?
-        };
+        let inherited = |ix: u64| self.parent.as_ref()?.segment(ix).copied();
         (0..segment_count(self.bytes))
             .map(|ix| {
                 if self.segments.is_settled(ix) { self.segments.get(ix) } else { Ok(inherited(ix)) }

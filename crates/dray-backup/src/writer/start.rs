@@ -197,15 +197,14 @@ fn fill(
     }
     let mut seen = HashSet::new();
     for manifest in &all {
-        for (ix, segment) in manifest.segments().iter().enumerate() {
+        for (ix, segment) in manifest.stored() {
             if index.is_full() {
                 return Ok(());
             }
-            let Some(segment) = segment else { continue };
             if !seen.insert(segment.hash) || known.standing(&segment.place) == Standing::Lost {
                 continue;
             }
-            match load_segment(core, manifest, ix as u64) {
+            match load_segment(core, manifest, ix) {
                 Ok(pieces) => sound(&pieces, known).for_each(|piece| index.insert(piece)),
                 Err(e) if e.is_of_store() => return Err(e),
                 // Damaged: nothing in it is relied on.

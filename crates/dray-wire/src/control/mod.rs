@@ -7,8 +7,8 @@ mod coding;
 #[cfg(test)]
 mod tests;
 
-use crate::list;
 pub use coding::{Bounded, KIND_LEN, check_kind, decode, decode_len, encode};
+use dray_types::list;
 use dray_types::refusal::de_refusal;
 use dray_types::{
     Attempt, BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId, Refusal, Why, text,

@@ -1,7 +1,7 @@
 //! Lists whose length is bounded while they are decoded (I7): a peer's list of a few bytes each must
 //! not become gigabytes before anybody counts.
 
-use dray_types::BlockSet;
+use crate::BlockSet;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use std::fmt;
 use std::marker::PhantomData;
