@@ -7,7 +7,7 @@ use crate::piece::{Hash, MAX_IMAGE_BYTES};
 use crate::place::{PackId, PackSlice};
 use crate::segment::{MAX_ENCODED, check_place, segment_count};
 use crate::world::World;
-use dray_types::{Ancestor, ImageId, list};
+use dray_types::{Ancestor, ImageId, list, text};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -66,11 +66,14 @@ impl Info {
     }
 
     pub(crate) fn check(&self) -> Result<()> {
+        // A terminal would obey what is no plain text.
+        let is_plain = |text: &str| text.len() <= MAX_TEXT && text::harmless(text) == text;
         let bounded = self.bytes <= MAX_IMAGE_BYTES
-            && self.name.len() <= MAX_TEXT
-            && self.host.len() <= MAX_TEXT
+            && is_plain(&self.name)
+            && is_plain(&self.host)
             && self.ancestors.len() <= MAX_ANCESTORS;
-        if bounded { Ok(()) } else { Err(Error::invalid("the backup's description is too long")) }
+        let why = "the backup's description is too long, or is no plain text";
+        if bounded { Ok(()) } else { Err(Error::invalid(why)) }
     }
 }
 

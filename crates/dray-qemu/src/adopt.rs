@@ -16,7 +16,7 @@ use crate::graph::{Graph, Layer};
 use crate::nodes::{add_node, after_exchange, delete_node, undo_add};
 use crate::options::Options;
 use crate::pivot::{abandon_pivot, delete_rest, exchange, unasked};
-use crate::plan::{LayerPlan, check_unused};
+use crate::plan::{LayerPlan, check_unused, grows};
 use crate::qmp::Qmp;
 
 /// An export of an NBD server on this host.
@@ -151,7 +151,10 @@ async fn splice(
 /// Refuses an export that is not as large as the file: a raw one exactly, a growing one at least.
 pub(crate) async fn check_size(qmp: &Qmp, plan: &LayerPlan, nbd: &str) -> Result<()> {
     let size = Graph::read(qmp).await?.node(nbd)?.size;
-    let fits = if plan.format == "raw" { size == plan.file_size } else { size >= plan.file_size };
+    let fits = match grows(&plan.format) {
+        true => size >= plan.file_size,
+        false => size == plan.file_size,
+    };
     if fits {
         return Ok(());
     }

@@ -54,6 +54,12 @@ pub struct LayerPlan {
     pub local: Options,
 }
 
+/// Whether the file of an image of this format becomes longer as its guest writes. Of LUKS the guest's disk is as long
+/// as the file without its header.
+pub fn grows(format: &str) -> bool {
+    !matches!(format, "raw" | "luks")
+}
+
 impl LayerPlan {
     /// Plans the layers of a disk, the active one first. Refuses what could not be put back as it
     /// was, except the dirty bitmaps and jobs that only the layer's adoption touches: see

@@ -84,6 +84,9 @@ impl ImageIndex {
     }
 }
 
+/// Highest epoch or attempt that a peer may say: there are as many above it as anybody will ever count.
+pub const MAX_COUNT: u64 = 1 << 60;
+
 /// Ownership counter of an image. It grows by one at every handover, hand-back and claim; the
 /// owner is the host with the highest epoch, and a message that names a lower one is refused (I1).
 #[derive(
@@ -92,6 +95,9 @@ impl ImageIndex {
 pub struct Epoch(pub u64);
 
 impl Epoch {
+    /// Highest that a peer may say, and what a message says that no epoch concerns: it is never of an older one.
+    pub const HIGHEST: Self = Self(MAX_COUNT);
+
     /// The epoch that the next owner will have.
     pub const fn next(self) -> Self {
         Self(self.0 + 1)

@@ -383,7 +383,7 @@ pub fn on_local(plan: &LayerPlan, path: &Path) -> io::Result<LayerPlan> {
     let meta = file.metadata().map_err(|why| doing("look at", why))?;
     let device = meta.file_type().is_block_device();
     plan.local.insert("driver".into(), if device { "host_device" } else { "file" }.into());
-    if device && plan.format == "raw" {
+    if device && !dray_qemu::plan::grows(&plan.format) {
         let len = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
             .map_err(|why| doing("measure", why.into()))?;
         if len != plan.file_size {

@@ -9,6 +9,7 @@ use dray_host::record::ImageRecord;
 use dray_host::refusals::{io_error, path_error, random_id};
 use dray_host::registry::{Used, is_device, real_path};
 use dray_image::{growable_len, names};
+use dray_qemu::plan::grows;
 use dray_types::ImageId;
 use dray_vm::flat::barred::is_elsewhere;
 use std::path::Path;
@@ -36,10 +37,10 @@ impl Agent {
         if format != Some("raw") {
             refuse_data_elsewhere(&what, &path)?;
         }
-        let growable = command.growable.unwrap_or(format.is_some_and(|name| name != "raw"));
+        let growable = command.growable.unwrap_or(format.is_some_and(grows));
         let meta = std::fs::metadata(&path).map_err(|why| io_error(&what, why))?;
         let len = match (growable, format) {
-            (true, Some(format)) if format != "raw" => {
+            (true, Some(format)) if grows(format) => {
                 growable_len(meta.len(), self.virtual_size(&what, &path, format)?)
             }
             (true, _) => growable_len(meta.len(), meta.len()),

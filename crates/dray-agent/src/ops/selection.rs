@@ -265,7 +265,7 @@ impl Agent {
         let options = FileOptions { write: false, direct: false, export_len: None };
         let file = FileImage::open(&path, options).map_err(|why| io_error(&what, why))?;
         let backing = layer.plan.depth > 0;
-        let len = if backing || layer.plan.format == "raw" {
+        let len = if backing || !dray_qemu::plan::grows(&layer.plan.format) {
             layer.plan.file_size
         } else {
             dray_image::growable_len(layer.plan.file_size, layer.plan.size)

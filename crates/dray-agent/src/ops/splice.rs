@@ -17,6 +17,7 @@ use dray_host::released::Released;
 use dray_host::settle::Rule;
 use dray_image::{FileImage, growable_len, names};
 use dray_migrate::source::SourceSlot;
+use dray_qemu::plan::grows;
 use dray_qemu::{AdoptOptions, LayerPlan, Pivot, Qmp};
 use dray_types::{BlockSet, Epoch, ImageId, MigrationId};
 use dray_vm::hypervisor::Vm;
@@ -408,13 +409,13 @@ impl Agent {
     }
 }
 
-/// The file of a disk as an image. It is as long as its export, which grows with the disk unless it is raw.
+/// The file of a disk as an image. It is as long as its export, which grows with the disk if its format does.
 fn record_of_file(
     what: &str,
     plan: &LayerPlan,
     (name, id, path): (String, ImageId, PathBuf),
 ) -> ApiResult<ImageRecord> {
-    let growable = plan.format != "raw";
+    let growable = grows(&plan.format);
     let len = if growable { growable_len(plan.file_size, plan.size) } else { plan.file_size };
     Ok(ImageRecord {
         mode: names::file_mode(&path).map_err(|why| io_error(what, why))?,

@@ -50,7 +50,7 @@ struct AddArgs {
     name: String,
     /// The file or block device, inside one of the configured pools
     path: PathBuf,
-    /// Format of the content; all but raw are exported with room to grow
+    /// Format of the content; all but raw and luks are exported with room to grow
     #[arg(long, value_parser = ["raw", "qcow2", "luks", "vmdk", "vdi", "vhdx"])]
     format: Option<String>,
     /// Export it with room to grow, regardless of the format

@@ -101,7 +101,7 @@ impl TargetLoop {
     /// Sends a message that changes no ownership.
     pub(super) fn send_aside(&self, body: ToSource) {
         if let Some(session) = &self.session {
-            let epoch = Epoch(u64::MAX);
+            let epoch = Epoch::HIGHEST;
             // A link that is down reports itself.
             let _ = session.control.send(&Envelope { epoch, attempt: Attempt(0), body });
         }

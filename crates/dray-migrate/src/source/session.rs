@@ -12,7 +12,7 @@ use dray_net::{
     self, Compression, ControlSender, ControlSettings, DataSender, DialSettings, JobQueue, Memory,
     NetError, NetErrorKind, SendEvents, SendJob, SendSetup,
 };
-use dray_types::{Attempt, BitRate, ImageIndex};
+use dray_types::{Attempt, BitRate, Epoch, ImageIndex};
 use dray_wire::control::FEATURE_REUSE;
 use dray_wire::{Envelope, Hello, StreamKind, ToSource, ToTarget};
 use std::io;
@@ -384,8 +384,12 @@ impl SourceLoop {
     }
 
     fn heard_shell(&mut self, message: ToSourceShell) {
-        if message == ToSourceShell::Finished && self.is_done() {
-            return self.begin_finish();
+        if message == ToSourceShell::Finished {
+            // Of what this host still owns its target cannot say that it has moved.
+            if self.is_done() {
+                self.begin_finish();
+            }
+            return;
         }
         if let Some(engine) = &self.engine {
             self.report.observe(&engine.status());
@@ -441,7 +445,7 @@ impl SourceLoop {
 /// Shell messages change no ownership, so they need to name none: the engine's own do.
 pub(super) fn send(control: Option<&ControlSender<ToTarget>>, body: ToTarget) {
     if let Some(control) = control {
-        let epoch = dray_types::Epoch(u64::MAX);
+        let epoch = Epoch::HIGHEST;
         // A link that is down reports itself; nothing is owed to it.
         let _ = control.send(&Envelope { epoch, attempt: Attempt(0), body });
     }

@@ -198,7 +198,8 @@ async fn read_loop(
 fn dispatch(shared: &Shared, mut message: Value) {
     if let Some(name) = message["event"].as_str() {
         let part = |key: &str| message["timestamp"][key].as_u64().unwrap_or(0);
-        let at = Duration::from_secs(part("seconds")) + Duration::from_micros(part("microseconds"));
+        let (seconds, micros) = (part("seconds"), part("microseconds"));
+        let at = Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros));
         let event = Event { name: name.to_owned(), data: message["data"].clone(), at };
         tracing::trace!(?event, "qmp");
         if let Some(events) = shared.events.lock().as_ref() {

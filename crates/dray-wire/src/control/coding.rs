@@ -6,6 +6,7 @@ use super::{
 };
 use crate::error::WireError;
 use crate::frame::PIECE_BLOCKS;
+use dray_types::ids::MAX_COUNT;
 use dray_types::{Attempt, BlockRange, Epoch};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -73,8 +74,17 @@ pub fn decode<T: DeserializeOwned + Bounded>(body: &[u8]) -> Result<Envelope<T>,
     if !rest.is_empty() {
         return Err(WireError::malformed("control message", "bytes after its end"));
     }
+    fair_counts(message.epoch, message.attempt)?;
     message.body.check()?;
     Ok(message)
+}
+
+/// Whoever has to count on from a number of a peer must be able to.
+fn fair_counts(epoch: Epoch, attempt: Attempt) -> Result<(), WireError> {
+    if epoch.0.max(attempt.0) <= MAX_COUNT {
+        return Ok(());
+    }
+    Err(WireError::malformed("control message", "an epoch or attempt as high as nobody counts"))
 }
 
 /// Limits that decoding alone does not enforce (I7).
@@ -121,7 +131,12 @@ impl Bounded for ToTarget {
 
     fn check(&self) -> Result<(), WireError> {
         match self {
-            Self::Open(open) => at_most("list of images", open.images.len(), MAX_IMAGES),
+            Self::Open(open) => {
+                at_most("list of images", open.images.len(), MAX_IMAGES)?;
+                let mut over = open.handed_over.iter();
+                over.try_for_each(|over| fair_counts(over.epoch, over.attempt))
+            }
+            Self::Commit(over) => fair_counts(over.epoch, over.attempt),
             Self::Prepare { images, map_hash } => {
                 at_most("list of images", images.len(), MAX_IMAGES)?;
                 if MapHash::of(images) != *map_hash {

@@ -1,6 +1,7 @@
 use super::*;
 use crate::error::WireError;
 use dray_types::ErrorKind;
+use dray_types::ids::MAX_COUNT;
 use proptest::prelude::*;
 
 fn prepare() -> Envelope<ToTarget> {
@@ -77,12 +78,26 @@ fn a_long_list_is_refused_before_it_is_built() {
     refused(decode::<ToSource>(&over(&opened, MAX_IMAGES)).map(drop));
 }
 
+/// Whoever owns the image next counts on from it.
+#[test]
+fn an_epoch_that_leaves_no_next_one_is_refused() {
+    let over = |epoch| HandedOver { epoch, attempt: Attempt(1), map_hash: MapHash::of(&[]) };
+    let commit = |epoch, over| {
+        let body = ToTarget::Commit(over);
+        let bytes = encode(&Envelope { epoch, attempt: Attempt(1), body }).unwrap();
+        decode::<ToTarget>(&bytes[4..])
+    };
+    assert!(commit(Epoch::HIGHEST, over(Epoch::HIGHEST)).is_ok());
+    let high = Epoch(MAX_COUNT + 1);
+    assert!(commit(high, over(Epoch(2))).is_err() && commit(Epoch(2), over(high)).is_err());
+}
+
 #[test]
 fn only_messages_with_sets_of_blocks_are_long() {
     let long = MAX_SHORT as usize + 1;
     let head = |bytes: Vec<u8>| bytes[4..].to_vec();
     let most =
-        |body: ToTarget| Envelope { epoch: Epoch(u64::MAX), attempt: Attempt(u64::MAX), body };
+        |body: ToTarget| Envelope { epoch: Epoch(MAX_COUNT), attempt: Attempt(MAX_COUNT), body };
     let source = |body: ToTarget| {
         let bytes = head(encode(&most(body)).unwrap());
         check_kind::<ToTarget>(&bytes[..KIND_LEN.min(bytes.len())], long).is_ok()

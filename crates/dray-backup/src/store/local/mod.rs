@@ -10,7 +10,7 @@
 use super::{Object, Put, Store, check_name};
 use crate::error::{Error, Kind, Result};
 use crate::world::{SystemWorld, random_id};
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::{CWD, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
@@ -256,6 +256,16 @@ impl LocalStore {
     }
 }
 
+/// An object's file for reading. Whoever may write to the folder may have put something else there.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    Ok(file)
+}
+
 impl Store for LocalStore {
     fn put_new(&self, name: &str, bytes: &[u8]) -> Result<Put> {
         let path = self.path(name)?;
@@ -266,7 +276,7 @@ impl Store for LocalStore {
         let path = self.path(name)?;
         let read = || {
             let mut bytes = Vec::new();
-            File::open(&path)?.take(limit as u64 + 1).read_to_end(&mut bytes)?;
+            open(&path)?.take(limit as u64 + 1).read_to_end(&mut bytes)?;
             Ok(bytes)
         };
         let bytes = read().map_err(|e| failed("cannot read", &path, e))?;
@@ -280,7 +290,7 @@ impl Store for LocalStore {
         let path = self.path(name)?;
         let read = || {
             let mut bytes = vec![0; len];
-            File::open(&path)?.read_exact_at(&mut bytes, offset)?;
+            open(&path)?.read_exact_at(&mut bytes, offset)?;
             Ok(bytes)
         };
         read().map_err(|e: io::Error| match e.kind() {

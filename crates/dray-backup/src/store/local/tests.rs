@@ -58,6 +58,18 @@ fn listings_see_whole_objects_below_the_prefix_only() {
     assert!(store.list("../").is_err() && store.put_new("../x", b"").is_err());
 }
 
+/// Nobody waits for a FIFO's other end, and nothing outside is read.
+#[test]
+fn only_a_regular_file_is_read() {
+    let (_folder, store) = store();
+    let fifo = store.root.join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", store.root.join("link")).unwrap();
+    for name in ["fifo", "link"] {
+        assert!(store.get(name, 9).is_err() && store.get_range(name, 0, 1).is_err(), "{name}");
+    }
+}
+
 #[test]
 fn what_a_crash_left_behind_goes_when_it_is_old() {
     let (_folder, store) = store();
