@@ -1,10 +1,9 @@
 //! The live connections of a listener: so that they can be counted, closed and waited for.
 
-use crate::channel::{Channel, Socket};
+use crate::channel::{Channel, Origin, Socket};
 use crate::limits::MAX_STRANGERS;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -27,8 +26,8 @@ struct Entry {
     socket: Arc<Socket>,
     closing: Arc<AtomicBool>,
     export: Option<String>,
-    /// Where it comes from, over TCP.
-    address: Option<IpAddr>,
+    /// Where it comes from, if that is known.
+    origin: Option<Origin>,
     /// It has shown a certificate that was found good.
     proved: bool,
     /// Its grace was over once: nobody waits for it again.
@@ -37,18 +36,37 @@ struct Entry {
 
 impl Live {
     /// Strangers from an address.
-    fn strangers_from(&self, address: IpAddr) -> usize {
-        let is_one = |entry: &&Entry| entry.address == Some(address) && entry.is_stranger();
+    fn strangers_from(&self, origin: Option<Origin>) -> usize {
+        let is_one = |entry: &&Entry| entry.origin == origin && entry.is_stranger();
         self.entries.values().filter(is_one).count()
+    }
+
+    /// Gives up the youngest place of the process or host that has most, if that leaves it more than the one that wants a
+    /// place has: whoever takes all places gives way to each that comes. False when it has not so many.
+    fn drop_of_the_greediest(&mut self, newcomer: Option<Origin>) -> bool {
+        let mut held: HashMap<Option<Origin>, usize> = HashMap::new();
+        self.entries.values().for_each(|entry| *held.entry(entry.origin).or_default() += 1);
+        let own = held.get(&newcomer).copied().unwrap_or_default();
+        let most = held.into_iter().max_by_key(|(_, count)| *count);
+        let Some((greediest, _)) = most.filter(|(_, count)| *count > own + 1) else { return false };
+        let its = self.entries.iter().filter(|(_, entry)| entry.origin == greediest);
+        let Some(youngest) = its.map(|(id, _)| *id).max() else { return false };
+        self.drop_place(youngest);
+        true
+    }
+
+    fn drop_place(&mut self, id: u64) {
+        if let Some(mut entry) = self.entries.remove(&id) {
+            entry.close();
+            entry.cut();
+        }
     }
 
     /// Gives up the place of the stranger who has been here for longest. False when there is none.
     fn drop_a_stranger(&mut self) -> bool {
         let strangers = self.entries.iter().filter(|(_, entry)| entry.is_stranger());
         let Some(oldest) = strangers.map(|(id, _)| *id).min() else { return false };
-        if let Some(mut entry) = self.entries.remove(&oldest) {
-            entry.cut();
-        }
+        self.drop_place(oldest);
         true
     }
 }
@@ -56,7 +74,8 @@ impl Live {
 impl Entry {
     /// Whether it has come over TCP, and nobody knows yet who it is: it has no export and has shown no certificate.
     fn is_stranger(&self) -> bool {
-        self.address.is_some() && self.export.is_none() && !self.proved
+        let is_far = matches!(self.origin, Some(Origin::Address(_)));
+        is_far && self.export.is_none() && !self.proved
     }
 
     fn close(&self) {
@@ -85,17 +104,28 @@ impl Roster {
 
     /// Enters a connection, unless there are `max` already or the roster is closed.
     pub(crate) fn enter(self: &Arc<Self>, socket: &Arc<Socket>, max: usize) -> Option<RosterEntry> {
+        self.enter_from(socket.origin(), socket, max)
+    }
+
+    fn enter_from(
+        self: &Arc<Self>,
+        origin: Option<Origin>,
+        socket: &Arc<Socket>,
+        max: usize,
+    ) -> Option<RosterEntry> {
         let mut live = self.live();
         if live.closed {
             return None;
         }
-        let address = socket.address();
-        if address.is_some_and(|address| live.strangers_from(address) >= MAX_STRANGERS) {
-            tracing::warn!(?address, "nbd client refused: too many negotiations from there");
+        if live.strangers_from(origin) >= MAX_STRANGERS {
+            tracing::warn!(?origin, "nbd client refused: too many negotiations from there");
             return None;
         }
-        if live.entries.len() >= max && !live.drop_a_stranger() {
-            tracing::warn!(limit = max, "nbd client refused: too many connections");
+        if live.entries.len() >= max
+            && !live.drop_a_stranger()
+            && !live.drop_of_the_greediest(origin)
+        {
+            tracing::warn!(?origin, limit = max, "nbd client refused: too many connections");
             return None;
         }
         let id = live.next;
@@ -105,7 +135,7 @@ impl Roster {
             socket: Arc::clone(socket),
             closing: Arc::clone(&closing),
             export: None,
-            address,
+            origin,
             proved: false,
             cut: false,
         };
@@ -185,6 +215,7 @@ impl Drop for RosterEntry {
 mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
 
     #[test]
     fn who_has_shown_a_certificate_is_no_stranger() {
@@ -207,5 +238,25 @@ mod tests {
         next.has_proved_itself();
         assert!(come(max).is_none());
         assert_eq!(roster.len(), max);
+    }
+
+    #[test]
+    fn whoever_takes_all_places_gives_way_to_each_that_comes() {
+        const MAX: usize = 8;
+        let roster = Arc::new(Roster::default());
+        let mut clients = Vec::new();
+        let mut come = |process| {
+            let (client, socket) = UnixStream::pair().unwrap();
+            clients.push(client);
+            let socket = Arc::new(Socket::Unix(socket));
+            roster.enter_from(Some(Origin::Process(process)), &socket, MAX)
+        };
+        let greedy: Vec<_> = (0..MAX).map(|_| come(1).unwrap()).collect();
+        assert!(come(1).is_none(), "nobody takes a place of its own");
+        let others: Vec<_> = (2..9).map(|process| come(process).expect("a place")).collect();
+        let stays = |place: &RosterEntry| roster.live().entries.contains_key(&place.id);
+        assert!(others.iter().all(stays) && stays(&greedy[0]) && !stays(&greedy[1]));
+        assert!(greedy[1].closing.load(Ordering::Acquire));
+        assert!(come(9).is_none(), "each has one");
     }
 }
