@@ -1,15 +1,16 @@
-//! Limits for each peer (I7): on its questions, and on its migrations before this host owns the
+//! Limits for each peer (I7): on its questions, and on its migrations until this host has all of their
 //! images. Such a migration costs a thread, open files, and memory for the blocks of its images,
-//! even if it never begins.
+//! even if it never begins, or never ends.
 
 use super::Agent;
 use dray_api::MigrationState;
-use dray_host::refusals::{Answer, conflict, invalid};
+use dray_host::refusals::{Answer, conflict, invalid, no_room};
 use dray_migrate::receiver::TargetSlot;
 use dray_types::ByteSize;
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::ComingImage;
 use parking_lot::{Mutex, MutexGuard};
+use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -22,6 +23,11 @@ const MIGRATIONS: usize = 128;
 const IMAGES: usize = 1024;
 /// Most bytes of these images: 256 TiB cost some 100 MiB of memory.
 const BYTES: u64 = 256 << 40;
+/// Most migrations of one host that are handed over, and of which blocks are still missing: whoever leaves a host in
+/// a hurry lets the blocks follow later. Most images of these.
+const INCOMPLETE: (usize, usize) = (512, 2048);
+/// Open files that an image here takes, at most.
+const FILES: usize = 10;
 /// Most migrations of all hosts that wait for their source, to begin or to come back.
 const WAITING: usize = 512;
 /// So many migrations of one host that are over here are still shown.
@@ -125,6 +131,21 @@ impl Load {
         }
     }
 
+    /// Whether `peer` may have so much of which blocks are still missing.
+    fn check_incomplete(&self, peer: &str) -> Answer<()> {
+        let (migrations, images) = INCOMPLETE;
+        if self.migrations < migrations && self.images < images {
+            return Ok(());
+        }
+        let why = format!(
+            "blocks of {} migrations of {peer} with {} images are still missing at this host; it may have \
+             {migrations} with {images} images",
+            self.migrations, self.images
+        );
+        Err(conflict(why)
+            .hint("wait until they have ended; `dray backfill start` begins one that waits"))
+    }
+
     fn check(&self, peer: &str) -> Answer<()> {
         if self.migrations <= MIGRATIONS && self.images <= IMAGES && self.bytes <= BYTES {
             return Ok(());
@@ -143,17 +164,49 @@ impl Load {
     }
 }
 
-/// Whether the images are still to be handed over to this host.
-fn is_coming(slot: &TargetSlot) -> bool {
-    let owned = slot.is_exposed() || slot.board.read().state == MigrationState::Completed;
-    !owned && !slot.is_forgotten()
+/// How far the images of a migration are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Come {
+    /// They are still to be handed over to this host.
+    Coming,
+    /// This host owns them, and blocks are missing.
+    Incomplete,
+    /// It is over for this host.
+    Over,
+}
+
+fn how_far(slot: &TargetSlot) -> Come {
+    if slot.is_forgotten() || slot.board.read().state == MigrationState::Completed {
+        return Come::Over;
+    }
+    if slot.is_exposed() { Come::Incomplete } else { Come::Coming }
+}
+
+/// Refuses images for which this process would need files that the VMs here may need: a quarter of those that it may have
+/// open stays for them.
+fn check_files(images: usize) -> Answer<()> {
+    let most = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| most as usize);
+    let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    if files_fit(open, images, most) {
+        return Ok(());
+    }
+    let why =
+        format!("{images} images need files, and the agent has {open} open of at most {most}");
+    Err(no_room(why).hint(
+        "end migrations that `dray status` shows, or raise LimitNOFILE of the agent's service",
+    ))
+}
+
+fn files_fit(open: usize, images: usize, most: usize) -> bool {
+    open + images * FILES <= most - most / 4
 }
 
 impl Agent {
     /// Whether `peer` may have these images on their way here beside what it has already.
     pub(super) fn check_load(&self, peer: &str, images: &[ComingImage]) -> Answer<()> {
-        let coming: Vec<_> =
-            self.targets.all().into_iter().filter(|slot| is_coming(slot)).collect();
+        check_files(images.len())?;
+        let all = self.targets.all();
+        let coming: Vec<_> = all.iter().filter(|slot| how_far(slot) == Come::Coming).collect();
         let waiting = coming.iter().filter(|slot| slot.question().is_some()).count();
         if waiting >= WAITING {
             let host = &self.config.name;
@@ -163,12 +216,17 @@ impl Agent {
             let hint = format!("`dray status` on {host} shows them, and `dray cancel` ends one");
             return Err(conflict(why).hint(hint));
         }
-        let mut load = Load::default();
-        for slot in coming.iter().map(|slot| slot.intent()) {
-            if slot.peer.eq_ignore_ascii_case(peer) {
-                load.add(slot.images.iter().map(|image| image.offer.len));
+        let load_of = |which: Come| {
+            let mut load = Load::default();
+            for slot in all.iter().filter(|slot| how_far(slot) == which).map(|slot| slot.intent()) {
+                if slot.peer.eq_ignore_ascii_case(peer) {
+                    load.add(slot.images.iter().map(|image| image.offer.len));
+                }
             }
-        }
+            load
+        };
+        load_of(Come::Incomplete).check_incomplete(peer)?;
+        let mut load = load_of(Come::Coming);
         load.add(images.iter().map(|coming| coming.image.len));
         load.check(peer)
     }
@@ -244,6 +302,19 @@ mod tests {
             drop(asked);
         }
         assert!(questions.lock().is_empty());
+    }
+
+    #[test]
+    fn what_a_peer_may_leave_incomplete_is_bounded_and_so_are_open_files() {
+        let load = |migrations: usize, images: usize| {
+            let mut load = Load::default();
+            (0..migrations).for_each(|_| load.add(std::iter::repeat_n(1 << 30, images)));
+            load.check_incomplete("hosta")
+        };
+        assert!(load(511, 4).is_ok() && load(512, 1).is_err() && load(8, 256).is_err());
+        assert!(files_fit(100, 256, 65_536) && !files_fit(49_000, 256, 65_536));
+        assert!(!files_fit(0, 256, 1024) && files_fit(0, 1, usize::MAX) && !files_fit(9, 0, 0));
+        assert!(check_files(1).is_ok());
     }
 
     #[test]

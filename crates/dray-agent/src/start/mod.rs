@@ -42,6 +42,7 @@ use dray_vm::frozen::FrozenGuests;
 use dray_vm::leaving::{Leaving, left_stopped};
 use listeners::FrontEnds;
 use rustix::fs::{FlockOperation, Mode, flock};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signals::Signals;
 use std::fs::{File, Permissions};
 use std::io;
@@ -79,6 +80,7 @@ pub fn run(path: &Path) -> ApiResult<()> {
 async fn serve(start: Start, what: &str) -> ApiResult<()> {
     // What is for others is opened to them expressly.
     rustix::process::umask(Mode::from_raw_mode(0o077));
+    may_open_many_files();
     let mut signals = Signals::catch();
     let readiness = Arc::new(Readiness::default());
     readiness.in_any_case();
@@ -99,6 +101,14 @@ async fn serve(start: Start, what: &str) -> ApiResult<()> {
     agent.end(&front_ends);
     drop(lock);
     Ok(())
+}
+
+/// Allows this process as many open files as its system lets it have: each image takes some.
+fn may_open_many_files() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    if let Err(why) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::debug!(%why, "the limit on open files stays as it is");
+    }
 }
 
 /// Makes the run directory, through which everybody may go. Whoever may write to it may put sockets in place of
