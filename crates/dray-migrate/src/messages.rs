@@ -6,7 +6,7 @@ use dray_host::folder::intent::{GuestFacts, Settings};
 use dray_net::NetTotals;
 use dray_types::list;
 use dray_types::{Attempt, Why, text};
-use dray_wire::control::{MAX_IMAGES, MAX_PARTS, MAX_SHORT};
+use dray_wire::control::{MAX_IMAGES, MAX_PARTS};
 use serde::{Deserialize, Serialize};
 
 /// Source to target.
@@ -137,6 +137,9 @@ pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     postcard::to_allocvec(message).unwrap_or_default()
 }
 
+/// Longest shell message, but for one kind: the disks of a VM take a thousand bytes or so each.
+const MAX_OTHER: usize = 1 << 20;
+
 /// What bounds the length of a shell message (I7).
 pub trait Bounded {
     /// The number of the kind that may be longer than a short control message, if there is one.
@@ -155,8 +158,7 @@ impl Bounded for ToSourceShell {
 /// Decodes a shell message; none when it is not one (a newer peer's), or too long.
 pub fn decode<T: for<'a> Deserialize<'a> + Bounded>(bytes: &[u8]) -> Option<T> {
     let kind = *bytes.first()?;
-    let rest = MAX_SHORT as usize;
-    let most = if T::LONG == Some(kind) { MAX_BYTES + rest } else { rest };
+    let most = if T::LONG == Some(kind) { MAX_BYTES + MAX_OTHER } else { MAX_OTHER };
     postcard::from_bytes(bytes).ok().filter(|_| bytes.len() <= most)
 }
 
@@ -186,7 +188,7 @@ mod tests {
         let found = |count| decode::<ToSourceShell>(&encode(&ToSourceShell::Found(vec![1; count])));
         assert!(found(MAX_IMAGES).is_some() && found(MAX_IMAGES + 1).is_none());
         let mut padded = encode(&ToTargetShell::Strategy(Strategy::Hybrid));
-        padded.resize(MAX_SHORT as usize + 1, 0);
+        padded.resize(MAX_OTHER + 1, 0);
         assert!(
             decode::<ToTargetShell>(&padded).is_none() && decode::<ToTargetShell>(&[]).is_none()
         );

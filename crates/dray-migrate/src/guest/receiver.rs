@@ -111,19 +111,19 @@ impl TargetVmTask {
         let mut waiting = None;
         while let Some(told) = self.told.recv().await {
             match told {
-                ToTask::Shell(ToTargetShell::Check(facts)) => {
+                ToTask::Shell(ToTargetShell::Check(facts), _unanswered) => {
                     // A source that was restarted asks again, and QEMU talks to one at a time.
                     drop(waiting.take());
                     let checked = self.check(facts).await;
                     let result = checked.map(|arrival| waiting = Some(arrival));
                     self.slot.send(Input::Say(ToSourceShell::Checked(result.map_err(Why::of))));
                 }
-                ToTask::Shell(ToTargetShell::Listen) => {
+                ToTask::Shell(ToTargetShell::Listen, _unanswered) => {
                     let result = self.listen(&mut waiting).await;
                     self.slot.send(Input::Say(ToSourceShell::Listening(result.map_err(Why::of))));
                 }
-                ToTask::Shell(ToTargetShell::Forget) => waiting = None,
-                ToTask::Shell(ToTargetShell::Runs(running)) => {
+                ToTask::Shell(ToTargetShell::Forget, _) => waiting = None,
+                ToTask::Shell(ToTargetShell::Runs(running), _unanswered) => {
                     let result = self.note_running(running);
                     self.slot.send(Input::Say(ToSourceShell::Noted(result.map_err(Why::of))));
                 }
@@ -144,6 +144,7 @@ impl TargetVmTask {
                     | ToTargetShell::Lines { .. }
                     | ToTargetShell::Bye
                     | ToTargetShell::Done,
+                    _,
                 )
                 | ToTask::Notice(_) => {}
             }

@@ -113,8 +113,8 @@ pub enum Input {
 /// What the loop tells the task that looks after the VM.
 #[derive(Clone, Debug)]
 pub enum ToTask {
-    /// The source's shell wants something.
-    Shell(ToTargetShell),
+    /// The source's shell wants something, and has not been answered for as long as this is there.
+    Shell(ToTargetShell, Arc<()>),
     /// See whether the guest's QEMU answers.
     Reach,
     /// Let the guest run.
@@ -244,6 +244,8 @@ pub struct TargetLoop {
     held: Held,
     owed: Owed,
     progress_at: Instant,
+    /// Counts what the VM's task was told by the source and has not answered.
+    unanswered: Arc<()>,
     /// What the source was last told of Backfill.
     said_paused: bool,
     copied: Option<Copied>,
@@ -318,6 +320,7 @@ impl TargetLoop {
             progress_at: Instant::now(),
             said_paused: false,
             copied: None,
+            unanswered: Arc::default(),
             said_found: Vec::new(),
             verifier: None,
             alone_since: None,

@@ -12,6 +12,10 @@ use dray_wire::{Envelope, StreamKind, ToSource, ToTarget};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
+/// Most requests of a source that the VM's task has not answered: it waits for one answer at a time, and begins anew with
+/// each session.
+const MAX_UNANSWERED: usize = 4;
+
 /// The newest session of a migration; streams of older ones are refused, and end when it begins.
 #[derive(Default)]
 pub struct Newest(Mutex<Streams>);
@@ -253,7 +257,12 @@ impl TargetLoop {
             }
             _ => {}
         }
-        self.tell(ToTask::Shell(message));
+        if Arc::strong_count(&self.unanswered) > MAX_UNANSWERED {
+            let number = self.session.as_ref().map_or(0, |session| session.number);
+            let why = "the source asks more of the vm's qemu before it was answered than it may";
+            return self.session_down(number, why);
+        }
+        self.tell(ToTask::Shell(message, Arc::clone(&self.unanswered)));
     }
 
     pub(super) fn say(&mut self, message: &ToSourceShell) {
