@@ -12,6 +12,18 @@ pub fn short_hash(bytes: &[u8]) -> [u8; 16] {
     short
 }
 
+/// What an operator does after a migration that has failed before the handover. A QEMU that has waited for a VM once does
+/// so no more.
+pub fn once_more(moves_vm: bool) -> &'static str {
+    match moves_vm {
+        true => {
+            "the guest continues at the source; give `dray prepare` again, start QEMU at the target with what it prints, \
+             and give `dray migrate` again"
+        }
+        false => "the image stays at the source; `dray resume` tries again",
+    }
+}
+
 /// The engine's phase as the API names it.
 pub fn shown_phase(phase: dray_engine::Phase) -> Phase {
     match phase {

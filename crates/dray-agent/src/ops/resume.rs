@@ -5,6 +5,7 @@ use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{ApiResult, ErrorKind, MigrationState, Refusal, Resume, Started};
 use dray_host::refusals::{io_error, not_taken};
+use dray_migrate::shown::once_more;
 use dray_migrate::source::SourceSlot;
 use dray_types::MigrationId;
 use std::sync::Arc;
@@ -30,17 +31,15 @@ impl Agent {
         let old = self.sources.get(id).filter(resumable).ok_or_else(|| {
             Refusal::new(ErrorKind::Conflict, what, "it has neither failed nor been cancelled")
         })?;
-        if !old.is_kept() {
-            let why = "the target has kept no blocks of it";
-            return Err(Refusal::new(ErrorKind::NotFound, what, why).hint("migrate anew"));
-        }
         let intent = old.intent();
         if intent.vm.is_some() {
             // The disks went back to QEMU and the waiting QEMU has ended: both are made anew.
-            let why = "to continue a vm's migration, prepare and migrate the vm again";
-            return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
-                "start the waiting QEMU again, then `dray migrate` with the same arguments",
-            ));
+            let why = "only a migration of images can be continued, not one of a vm";
+            return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(once_more(true)));
+        }
+        if !old.is_kept() {
+            let why = "the target has kept no blocks of it";
+            return Err(Refusal::new(ErrorKind::NotFound, what, why).hint("migrate anew"));
         }
         // What was kept is of the images as they were then.
         let still = self.registry.may_take(intent.migration, intent.epoch, &intent.wanted());

@@ -276,6 +276,10 @@ impl Agent {
             Some((note, ..)) => note.image.name.clone(),
             None => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         };
+        if let Some(closed) = self.registry.closed(&name).filter(|_| !read_only) {
+            let why = format!("image '{name}' is closed: {}", closed.reason.why);
+            return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(closed.reason.hint));
+        }
         let device = (!backing).then(|| layer.plan.qdev.clone());
         let target = name_there(command, &name, device.as_deref(), &name);
         let base = self.digests.identity(&path).filter(|_| read_only).map(|(id, _)| id);

@@ -140,7 +140,9 @@ impl KnownClients {
         self.known.push(process);
         let bytes = encode(&self.boot, &self.known, LEN);
         let file = self.path.open_or_create();
-        if let Err(why) = file.and_then(|file| file.write_at(&bytes, 0)) {
+        // Whoever comes is known also when the file system is mounted anew.
+        let noted = file.and_then(|file| file.write_at(&bytes, 0).and_then(|()| file.sync()));
+        if let Err(why) = noted {
             // Its requests fail instead of waiting if the agent comes back and cannot serve them.
             tracing::debug!(path = %self.path.display(), %why, "cannot note who is attached");
         }

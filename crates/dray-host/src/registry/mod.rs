@@ -14,6 +14,7 @@
 //! * [`growth`]: how long an image is when its file has grown. [`short`]: files that have become shorter.
 //!   [`changed`]: copies that somebody has written to.
 //! * [`seen`]: what can be seen of an image. [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
+//!   [`remote`]: clients of other hosts.
 //!   [`past`]: VMs that have left. [`contest`]: who gets a claimed image. [`processes`]: lists of processes.
 
 mod changed;
@@ -35,6 +36,7 @@ mod operations;
 mod past;
 mod processes;
 mod releases;
+mod remote;
 mod removal;
 mod seen;
 mod short;
@@ -78,6 +80,7 @@ use lines::{begin_line, begin_line_after, line_path};
 use operations::Operations;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use past::PastVms;
+use remote::mark_path;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -106,6 +109,8 @@ pub struct Registry {
     operations: Arc<Operations>,
     clients: Mutex<BTreeMap<String, KnownClients>>,
     past_vms: Mutex<PastVms>,
+    /// How many connections of other hosts an image has.
+    remote_clients: Mutex<BTreeMap<String, usize>>,
 }
 
 impl Registry {
@@ -133,6 +138,7 @@ impl Registry {
             operations: Arc::default(),
             clients: Mutex::default(),
             past_vms,
+            remote_clients: Mutex::default(),
         });
         for path in registry.store.images().entries(".json")? {
             let Some(name) = path.stem() else { continue };
@@ -194,7 +200,8 @@ impl Registry {
         let flat = open_flat(&self.store, &*self.around, &record, &file)?;
         // What it has lost is known from here on.
         let record = self.found_whole(record, &*file);
-        let is_told = self.tell_mounted_anew(&record, &*file);
+        let is_told =
+            self.tell_mounted_anew(&record, &*file) & self.tell_remote_clients(&record, &*file);
         let entry = Arc::new(Entry::new(record, file, heat, flat, waits));
         if entry.record().is_between_places() {
             // Its QEMU may have to flush it before it can say where it is.
@@ -559,7 +566,8 @@ impl Registry {
     /// Removes what is kept beside an image's record.
     fn remove_notes(&self, name: &str) -> io::Result<()> {
         self.forget_overlay(name)?;
-        [loss_path, heat_path, line_path, clients_path, heartbeat_path]
+        self.remote_clients.lock().remove(name);
+        [loss_path, heat_path, line_path, clients_path, mark_path, heartbeat_path]
             .iter()
             .try_for_each(|path| path(&self.store, name).remove())
     }

@@ -5,6 +5,7 @@
 
 use crate::guest::receiver::plans;
 use crate::messages::{ToSourceShell, ToTargetShell};
+use crate::shown::once_more;
 use crate::source::{Input, Memory, Reach, SessionSettings, SourceSlot, ToTask};
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_config::Config;
@@ -412,8 +413,7 @@ impl SourceVmTask {
                 Turn::HandedOver => break,
                 Turn::Failed(why) => {
                     let error = Refusal::new(ErrorKind::Peer, "handover failed", why);
-                    let hint = "the guest continues at the source; `dray resume` tries again";
-                    return Err(error.hint(hint).into());
+                    return Err(error.hint(once_more(true)).into());
                 }
             }
         }

@@ -8,7 +8,7 @@ use super::{Input, SourceLoop, ToTask};
 use crate::io_kind;
 use crate::lines;
 use crate::messages::ToTargetShell;
-use crate::shown::shown_phase;
+use crate::shown::{once_more, shown_phase};
 use dray_api::{ErrorKind, MigrationState, Refusal};
 use dray_engine::source::SourceNotice;
 use dray_engine::{
@@ -176,7 +176,7 @@ impl SourceLoop {
                         "the operator asked for it; the guest continues at the source",
                     ),
                     (None, Some(why)) => Refusal::new(why.kind, "migration failed", why.in_words())
-                        .hint("the guest continues at the source; `dray resume` tries again"),
+                        .hint(once_more(self.slot.intent().vm.is_some())),
                 };
                 self.keep();
                 // Who moves the VM may say so after this loop has ended.
@@ -253,7 +253,7 @@ impl SourceLoop {
     /// It cannot be begun: it is over as it was before, and the guest goes on.
     pub(super) fn not_begun(&mut self, why: &io::Error) {
         let error = Refusal::new(io_kind(why), "migration failed", why)
-            .hint("the guest continues at the source; `dray resume` tries again");
+            .hint(once_more(self.slot.intent().vm.is_some()));
         self.slot.board.change(|shown| shown.error = None);
         self.failure = Some(error);
         // Else a restart begins it. One that finds the disk as full as it is now may.

@@ -75,14 +75,18 @@ impl Exports for ImageExports {
     }
 
     fn attached(&self, name: &str, client: &Client, _connections: usize) {
-        if let Some(process) = process_of(client) {
-            self.0.attached(name, process);
+        match (process_of(client), self.0.get(name)) {
+            (Some(process), _) => self.0.attached(name, process),
+            (None, Some(entry)) => self.0.attached_remotely(&entry),
+            (None, None) => {}
         }
     }
 
     fn detached(&self, name: &str, client: &Client, _connections: usize) {
-        if let Some(process) = process_of(client) {
-            self.0.detached(name, process);
+        match (process_of(client), self.0.get(name)) {
+            (Some(process), _) => self.0.detached(name, process),
+            (None, Some(entry)) => self.0.detached_remotely(&entry),
+            (None, None) => {}
         }
     }
 }
