@@ -21,6 +21,8 @@ pub(crate) const MAX_BYTES: usize = 256 << 20;
 const MAX_SEGMENTS: usize = segment_count(MAX_IMAGE_BYTES) as usize;
 /// Longest text in an [`Info`].
 const MAX_TEXT: usize = 4096;
+/// Highest number of a backup of an image: whoever counts on from it must be able to.
+const MAX_NUMBER: u64 = 1 << 32;
 /// Most ancestors that a backup names.
 const MAX_ANCESTORS: usize = 4096;
 
@@ -47,6 +49,7 @@ pub struct Info {
     /// The generation that the backup it builds on is of.
     pub parent: Option<Ancestor>,
     /// The generations before it, as far as they were remembered, oldest first.
+    #[serde(deserialize_with = "list::at_most::<_, _, MAX_ANCESTORS>")]
     pub ancestors: Vec<Ancestor>,
     /// When, in milliseconds since 1970.
     pub taken_unix_ms: u64,
@@ -149,6 +152,9 @@ pub(crate) fn parse_name(name: &str) -> Option<(ImageId, u64, u128)> {
     let (number, session) = rest.split_once('-')?;
     let image = image.parse().ok()?;
     let (number, session) = (number.parse().ok()?, u128::from_str_radix(session, 16).ok()?);
+    if number > MAX_NUMBER {
+        return None;
+    }
     (object_name(image, number, session) == name).then_some((image, number, session))
 }
 

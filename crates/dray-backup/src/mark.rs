@@ -6,6 +6,8 @@ use crate::place::PackId;
 use crate::repository::Core;
 use crate::session::Seen;
 use crate::store::MAX_OBJECT;
+use dray_types::list;
+use serde::Deserialize;
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -16,6 +18,13 @@ pub(crate) const MAX_CONDEMNED: usize = 200_000;
 /// The names of one round of collection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Round(pub(crate) u128);
+
+/// Most sessions that a round waits for: a host has a handful of them.
+const MAX_SESSIONS: usize = 1 << 16;
+
+/// The names of these sessions, as somebody has written them.
+#[derive(Deserialize)]
+struct Names(#[serde(deserialize_with = "list::at_most::<_, _, MAX_SESSIONS>")] Vec<String>);
 
 impl Round {
     /// The object that names the condemned packs.
@@ -49,7 +58,7 @@ impl Round {
     pub(crate) fn waited_for(self, core: &Core) -> Result<Vec<Seen>> {
         let name = self.waits();
         let bytes = core.store.get(&name, MAX_OBJECT)?;
-        let names: Vec<String> = unwrap(Content::Waits, &name, &bytes, &core.keys)?;
+        let Names(names) = unwrap(Content::Waits, &name, &bytes, &core.keys)?;
         let seen = names.iter().map(|name| Seen::parse(name));
         seen.collect::<Option<_>>().ok_or_else(|| Error::damaged(format!("{name} is damaged")))
     }

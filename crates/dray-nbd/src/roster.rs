@@ -41,17 +41,21 @@ impl Live {
         self.entries.values().filter(is_one).count()
     }
 
-    /// Gives up the youngest place of the process or host that has most, if that leaves it more than the one that wants a
-    /// place has: whoever takes all places gives way to each that comes. False when it has not so many.
-    fn drop_of_the_greediest(&mut self, newcomer: Option<Origin>) -> bool {
-        let mut held: HashMap<Option<Origin>, usize> = HashMap::new();
-        self.entries.values().for_each(|entry| *held.entry(entry.origin).or_default() += 1);
-        let own = held.get(&newcomer).copied().unwrap_or_default();
+    /// Gives up a place of the export that has most, if it has more than one: whoever takes all places has them at images
+    /// of its own. Those that use none yet are of one kind, and of them the oldest goes; of others it is the youngest. False
+    /// when each has one.
+    fn drop_of_the_greediest(&mut self) -> bool {
+        let mut held: HashMap<Option<&str>, usize> = HashMap::new();
+        for entry in self.entries.values() {
+            *held.entry(entry.export.as_deref()).or_default() += 1;
+        }
         let most = held.into_iter().max_by_key(|(_, count)| *count);
-        let Some((greediest, _)) = most.filter(|(_, count)| *count > own + 1) else { return false };
-        let its = self.entries.iter().filter(|(_, entry)| entry.origin == greediest);
-        let Some(youngest) = its.map(|(id, _)| *id).max() else { return false };
-        self.drop_place(youngest);
+        let Some((greediest, _)) = most.filter(|(_, count)| *count > 1) else { return false };
+        let its = self.entries.iter().filter(|(_, entry)| entry.export.as_deref() == greediest);
+        let ids = its.map(|(id, _)| *id);
+        let place = if greediest.is_some() { ids.max() } else { ids.min() };
+        let Some(place) = place else { return false };
+        self.drop_place(place);
         true
     }
 
@@ -104,15 +108,7 @@ impl Roster {
 
     /// Enters a connection, unless there are `max` already or the roster is closed.
     pub(crate) fn enter(self: &Arc<Self>, socket: &Arc<Socket>, max: usize) -> Option<RosterEntry> {
-        self.enter_from(socket.origin(), socket, max)
-    }
-
-    fn enter_from(
-        self: &Arc<Self>,
-        origin: Option<Origin>,
-        socket: &Arc<Socket>,
-        max: usize,
-    ) -> Option<RosterEntry> {
+        let origin = socket.origin();
         let mut live = self.live();
         if live.closed {
             return None;
@@ -121,10 +117,7 @@ impl Roster {
             tracing::warn!(?origin, "nbd client refused: too many negotiations from there");
             return None;
         }
-        if live.entries.len() >= max
-            && !live.drop_a_stranger()
-            && !live.drop_of_the_greediest(origin)
-        {
+        if live.entries.len() >= max && !live.drop_a_stranger() && !live.drop_of_the_greediest() {
             tracing::warn!(?origin, limit = max, "nbd client refused: too many connections");
             return None;
         }
@@ -231,11 +224,13 @@ mod tests {
         assert!(come(usize::MAX).is_none(), "that is the share of one address");
         places.iter().for_each(RosterEntry::has_proved_itself);
         let silent = come(usize::MAX).expect("those before it are known");
-        // The stranger goes for somebody else, and nobody goes after that.
+        // The stranger goes for somebody else, and nobody goes after that who uses an export.
         let max = MAX_STRANGERS + 1;
         let next = come(max).expect("there was a stranger");
         assert!(!roster.live().entries.contains_key(&silent.id));
         next.has_proved_itself();
+        let all = places.iter().chain([&next]);
+        all.enumerate().for_each(|(n, place)| place.uses(&n.to_string()));
         assert!(come(max).is_none());
         assert_eq!(roster.len(), max);
     }
@@ -245,18 +240,23 @@ mod tests {
         const MAX: usize = 8;
         let roster = Arc::new(Roster::default());
         let mut clients = Vec::new();
-        let mut come = |process| {
+        let mut come = |export: Option<&str>| {
             let (client, socket) = UnixStream::pair().unwrap();
             clients.push(client);
-            let socket = Arc::new(Socket::Unix(socket));
-            roster.enter_from(Some(Origin::Process(process)), &socket, MAX)
+            let place = roster.enter(&Arc::new(Socket::Unix(socket)), MAX)?;
+            export.into_iter().for_each(|export| place.uses(export));
+            Some(place)
         };
-        let greedy: Vec<_> = (0..MAX).map(|_| come(1).unwrap()).collect();
-        assert!(come(1).is_none(), "nobody takes a place of its own");
-        let others: Vec<_> = (2..9).map(|process| come(process).expect("a place")).collect();
         let stays = |place: &RosterEntry| roster.live().entries.contains_key(&place.id);
+        let greedy: Vec<_> = (0..MAX).map(|_| come(Some("its")).unwrap()).collect();
+        let others: Vec<_> =
+            (1..MAX).map(|n| come(Some(&n.to_string())).expect("a place")).collect();
         assert!(others.iter().all(stays) && stays(&greedy[0]) && !stays(&greedy[1]));
         assert!(greedy[1].closing.load(Ordering::Acquire));
-        assert!(come(9).is_none(), "each has one");
+        assert!(come(None).is_none(), "each has one");
+        drop((greedy, others));
+        let silent: Vec<_> = (0..MAX).map(|_| come(None).unwrap()).collect();
+        let next = come(Some("its")).expect("a place");
+        assert!(!stays(&silent[0]) && stays(&silent[1]) && stays(&next), "the oldest goes");
     }
 }

@@ -287,7 +287,7 @@ impl Agent {
                     });
                 }
                 ToTask::Notice(SourceNotice::Abandoned { .. }) => return true,
-                ToTask::Shell(ToSourceShell::Finished) => return false,
+                ToTask::Shell(ToSourceShell::Finished, _) => return false,
                 _ => {}
             }
         }

@@ -33,6 +33,11 @@ use dray_wire::{
 };
 use fetching::Backfill;
 
+/// Highest epoch with which an image comes: nobody hands one over a trillion times. Whoever says more would leave those who
+/// have it next no number to go on with. What an earlier target was told may be twice as high: it is handed over once, and
+/// never moves on.
+const MOST_HANDOVERS: u64 = 1 << 40;
+
 #[derive(Clone, Debug, PartialEq)]
 enum Stage {
     Receiving,
@@ -292,6 +297,11 @@ impl Target {
         if let Some(why) = self.mismatch_with(&open) {
             return self.refuse(epoch, why, out);
         }
+        if epoch.0 > MOST_HANDOVERS {
+            let why = "its epoch is higher than any image's can be; `dray images remove` and `dray images add` at its \
+                       source make it another image";
+            return self.refuse(epoch, why.to_owned(), out);
+        }
         if self.stage == Stage::Over {
             let why = "what was prepared at the target was removed; prepare again".to_owned();
             return self.refuse(epoch, why, out);
@@ -354,6 +364,9 @@ impl Target {
     }
 
     fn commit(&mut self, handed_over: HandedOver, out: &mut Vec<TargetEffect>) {
+        if handed_over.epoch.0 > 2 * MOST_HANDOVERS {
+            return;
+        }
         match &self.stage {
             Stage::Prepared { attempt, map_hash, images }
                 if *attempt == handed_over.attempt && *map_hash == handed_over.map_hash =>

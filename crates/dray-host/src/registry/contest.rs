@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// An image as one of the processes sees it that may have it.
 pub(super) struct Contender {
     image: Arc<dyn Image>,
+    entry: Arc<Entry>,
     registry: Arc<Registry>,
     migration: MigrationId,
     process: Option<Process>,
@@ -26,7 +27,9 @@ impl Contender {
         if self.has_it.load(Ordering::Acquire) {
             return Ok(());
         }
-        let may = self.registry.may_change(self.migration, self.process);
+        // A VM that was started on the file while no agent ran.
+        let is_taken = !matches!(self.entry.used_elsewhere(), Ok(None));
+        let may = self.registry.may_change(self.migration, self.process, is_taken);
         may.map_err(|why| {
             let why = match why {
                 Shut::HasLeft => {
@@ -114,7 +117,11 @@ impl Image for Contender {
 
 impl Registry {
     /// What a process gets of an image, or somebody of whom nobody knows the process. Its connections get the same.
-    pub fn served_to(self: &Arc<Self>, entry: &Entry, process: Option<Process>) -> Arc<dyn Image> {
+    pub fn served_to(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        process: Option<Process>,
+    ) -> Arc<dyn Image> {
         let Some(migration) = self.contested(&entry.record()) else {
             return Arc::clone(&entry.disk) as _;
         };
@@ -127,6 +134,7 @@ impl Registry {
         }
         let new = Arc::new(Contender {
             image: Arc::clone(&entry.disk) as _,
+            entry: Arc::clone(entry),
             registry: Arc::clone(self),
             migration,
             process,

@@ -158,11 +158,13 @@ impl PastVms {
     }
 
     /// A process, if it is one of this host, is about to change an image that was claimed from this migration: it or the
-    /// VM's old QEMU, never both. Who does so first shuts the others out for good.
+    /// VM's old QEMU, never both. Who does so first shuts the others out for good; somebody may have `taken` its file,
+    /// past this agent.
     fn may_change(
         &mut self,
         migration: MigrationId,
         process: Option<Process>,
+        is_taken: bool,
     ) -> std::result::Result<(), Shut> {
         let own = process.and_then(|process| self.of(process)).copied();
         match (own.map(|own| own.standing), self.goes_on(migration)) {
@@ -175,13 +177,13 @@ impl PastVms {
             if past.migration != Some(migration) || past.standing != Standing::MayGoOn {
                 continue;
             }
-            *past = match Some(past.process) == process {
+            *past = match Some(past.process) == process && !is_taken {
                 true => Past { standing: Standing::GoesOn, ..*past },
                 false => Past::left(past.process, None),
             };
         }
         self.write();
-        Ok(())
+        if own.is_some() && is_taken { Err(Shut::HasLeft) } else { Ok(()) }
     }
 
     /// Those of which this is true are so no longer; whether there was one.
@@ -207,6 +209,12 @@ impl PastVms {
             tracing::warn!(%why, "cannot note which QEMUs are of VMs that have left this host");
         }
     }
+}
+
+/// The migration from which the image was claimed, if it has not left since.
+fn claimed_from(record: &ImageRecord) -> Option<MigrationId> {
+    let claim = record.claim.as_ref().filter(|claim| claim.epoch == record.epoch)?;
+    claim.migration.filter(|_| record.state == CopyState::Owner)
 }
 
 /// Why a process may not change an image that was claimed.
@@ -263,9 +271,8 @@ impl Registry {
 
     /// The migration from which the image of `record` was claimed, if the VM's old QEMU may go on with it or does.
     pub(super) fn contested(&self, record: &ImageRecord) -> Option<MigrationId> {
-        let claim = record.claim.as_ref().filter(|claim| claim.epoch == record.epoch)?;
         let past = self.past_vms.lock();
-        claim.migration.filter(|&migration| past.claimed(migration).next().is_some())
+        claimed_from(record).filter(|&migration| past.claimed(migration).next().is_some())
     }
 
     /// See [`PastVms::may_change`].
@@ -273,8 +280,9 @@ impl Registry {
         &self,
         migration: MigrationId,
         process: Option<Process>,
+        is_taken: bool,
     ) -> std::result::Result<(), Shut> {
-        self.past_vms.lock().may_change(migration, process)
+        self.past_vms.lock().may_change(migration, process, is_taken)
     }
 
     /// The QEMUs of the past that have had the image called `name`.
@@ -330,7 +338,12 @@ impl Registry {
                 && past.migration == record.migration
                 && record.state != CopyState::Incoming
         };
-        past.is_some_and(|past| past.standing == Standing::Left && !is_leaving(past))
+        past.is_some_and(|past| match past.standing {
+            Standing::Left => !is_leaving(past),
+            // With what was claimed as it was at the handover, and with nothing that has come since.
+            Standing::MayGoOn => !is_leaving(past) && claimed_from(record) != past.migration,
+            Standing::GoesOn => false,
+        })
     }
 }
 
@@ -383,14 +396,20 @@ mod tests {
             restarted().note(was, Some(migration));
             restarted().may_go_on(migration);
             assert_eq!(restarted().claimed(migration).count(), 1);
-            assert!(restarted().may_change(migration, Some(first)).is_ok());
+            assert!(restarted().may_change(migration, Some(first), false).is_ok());
             restarted().may_go_on(migration);
-            assert!(restarted().may_change(migration, Some(first)).is_ok());
-            let shut = restarted().may_change(migration, Some(second));
+            assert!(restarted().may_change(migration, Some(first), false).is_ok());
+            let shut = restarted().may_change(migration, Some(second), false);
             assert!(matches!(shut, Err(Shut::GoesOn(_) | Shut::HasLeft)));
             // One that cannot be told apart is not the old one.
-            assert_eq!(restarted().may_change(migration, None).is_ok(), first == comes);
+            assert_eq!(restarted().may_change(migration, None, false).is_ok(), first == comes);
         }
+        let path = StatePath::real(dir.path().join("past.taken"));
+        PastVms::load(path.clone()).note(was, Some(migration));
+        PastVms::load(path.clone()).may_go_on(migration);
+        let taken = PastVms::load(path.clone()).may_change(migration, Some(was), true);
+        assert!(matches!(taken, Err(Shut::HasLeft)), "somebody else has the file");
+        assert!(PastVms::load(path).may_change(migration, Some(was), false).is_err());
         let path = StatePath::real(dir.path().join(format!("past.{}", was.pid)));
         // The VM leaves once more.
         PastVms::load(path.clone()).note(was, Some(MigrationId(8)));

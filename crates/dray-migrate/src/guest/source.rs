@@ -141,7 +141,7 @@ impl SourceVmTask {
     async fn wait_for_guest(&mut self) -> Result<(), Stop> {
         self.wait(|told| match told {
             ToTask::Notice(SourceNotice::Done)
-            | ToTask::Shell(ToSourceShell::GuestRunning | ToSourceShell::GuestFailed(_)) => {
+            | ToTask::Shell(ToSourceShell::GuestRunning | ToSourceShell::GuestFailed(_), _) => {
                 Some(())
             }
             _ => None,
@@ -303,7 +303,7 @@ impl SourceVmTask {
         let say = || slot.send(Input::Say(question.clone()));
         say();
         let wanted = self.wait(|told| match told {
-            ToTask::Shell(message) => pick(message),
+            ToTask::Shell(message, _) => pick(message),
             ToTask::LinkUp => {
                 say();
                 None

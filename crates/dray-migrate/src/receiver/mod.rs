@@ -30,6 +30,7 @@ use dray_host::abort;
 use dray_host::folder::intent::{Settings, TargetIntent};
 use dray_host::folder::log::{Folder, Log, TARGET_INTENT, TARGET_JOURNAL};
 use dray_host::folder::standing::{self, Unserved};
+use dray_host::record::MAX_LEN;
 use dray_host::registry::Registry;
 use dray_net::{NetError, NetStats};
 use dray_provider::reuse::Reuse;
@@ -609,7 +610,9 @@ struct Copied {
 
 impl Copied {
     fn new(images: Vec<(u64, u64)>, rate: u64, seconds_left: Option<u64>) -> Self {
-        Self { images, rate, seconds_left }
+        // No image is longer: whoever says more cannot make a sum of them too large.
+        let within = |(done, total): (u64, u64)| (done.min(MAX_LEN), total.min(MAX_LEN));
+        Self { images: images.into_iter().map(within).collect(), rate, seconds_left }
     }
 
     /// Who owns the images knows best what is missing, and the source what there was to send.

@@ -129,7 +129,8 @@ pub enum ToTask {
     /// From the engine.
     Notice(SourceNotice),
     /// From the target's shell.
-    Shell(ToSourceShell),
+    /// It has not been heard for as long as the second part is there.
+    Shell(ToSourceShell, Arc<()>),
     /// There is no session any more.
     LinkDown,
     /// There is a session.
@@ -345,6 +346,8 @@ pub struct SourceLoop {
     answers: VecDeque<SourceEvent>,
     written_back: Instant,
     said_progress: Instant,
+    /// Counts what the VM's task was told by the target and has not heard.
+    unheard: Arc<()>,
     /// Since when there is no session, while one is needed.
     link_lost: Option<Time>,
     /// Why the last one broke, or was not made.
@@ -441,6 +444,7 @@ impl SourceLoop {
             answers: VecDeque::new(),
             written_back: Instant::now(),
             said_progress: Instant::now(),
+            unheard: Arc::default(),
             link_lost: Some(now),
             link_why: None,
             failure: None,

@@ -216,14 +216,13 @@ impl Report {
                 self.guest_failed = Some(why.clone());
             }
             ToSourceShell::Progress { missing, remote_reads, .. } => {
-                self.missing.clone_from(missing);
+                self.missing = self.within(missing);
                 self.remote_reads = *remote_reads;
             }
             ToSourceShell::Found(more) => {
-                let images = self.slot.intent().images.len();
-                self.found_there.resize(images, 0);
-                let each = self.found_there.iter_mut().zip(more);
-                each.for_each(|(found, more)| *found = found.saturating_add(*more));
+                let before = self.found_there.iter().copied().chain(std::iter::repeat(0));
+                let sums = more.iter().zip(before).map(|(more, found)| found.saturating_add(*more));
+                self.found_there = self.within(&sums.collect::<Vec<_>>());
             }
             ToSourceShell::Paused(paused) => self.paused = *paused,
             ToSourceShell::Released(result) => self.not_released = result.clone().err(),
@@ -231,6 +230,13 @@ impl Report {
             ToSourceShell::Finished => self.finish(),
             _ => {}
         }
+    }
+
+    /// What a target says of the blocks of each image: there are no more of them than the image has.
+    fn within(&self, blocks: &[u64]) -> Vec<u64> {
+        let images = self.slot.intent().images;
+        let all = images.iter().map(|image| BlockRange::whole(image.offer.len).len);
+        blocks.iter().zip(all).map(|(blocks, all)| *blocks.min(&all)).collect()
     }
 
     /// Shows why the guest is not started at the target yet, or that no longer.

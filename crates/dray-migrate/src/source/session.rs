@@ -30,6 +30,9 @@ const SAY_PROGRESS: Duration = Duration::from_secs(1);
 /// What is shown while the target refuses images that were handed over to it.
 const REFUSED: &str = "the target refuses the migration";
 
+/// Most messages of a target that wait for the VM's task.
+const MAX_UNHEARD: usize = 64;
+
 /// Highest number of a session that a target may tell: no source makes so many.
 const MAX_NUMBER: u64 = u64::MAX / 2;
 
@@ -403,7 +406,15 @@ impl SourceLoop {
             return;
         }
         self.report.told(&message);
-        self.tell(ToTask::Shell(message));
+        if !is_for_task(&message) {
+            return;
+        }
+        if Arc::strong_count(&self.unheard) > MAX_UNHEARD {
+            let number = self.session.as_ref().map_or(0, |session| session.number);
+            let why = "the target answers what it was not asked";
+            return self.session_down(number, NetError::new(NetErrorKind::Protocol, why));
+        }
+        self.tell(ToTask::Shell(message, Arc::clone(&self.unheard)));
     }
 
     /// All is done here too: the target may forget the migration.
@@ -418,7 +429,7 @@ impl SourceLoop {
             self.report.observe(&engine.status());
         }
         self.report.told(&ToSourceShell::Finished);
-        self.tell(ToTask::Shell(ToSourceShell::Finished));
+        self.tell(ToTask::Shell(ToSourceShell::Finished, Arc::default()));
     }
 
     /// What the link has carried is what the next migration can reckon with.
@@ -440,6 +451,15 @@ impl SourceLoop {
         let body = ToTarget::Vm(messages::encode(message));
         send(self.control_copy().as_ref(), body);
     }
+}
+
+/// Whether whoever moves the VM waits for such a message.
+fn is_for_task(message: &ToSourceShell) -> bool {
+    use ToSourceShell::{Checked, GuestFailed, GuestRunning, Listening, Noted, Released};
+    matches!(
+        message,
+        Checked(_) | Listening(_) | Noted(_) | GuestRunning | GuestFailed(_) | Released(_)
+    )
 }
 
 /// Shell messages change no ownership, so they need to name none: the engine's own do.

@@ -276,7 +276,8 @@ fn note_of(parts: &Parts, choice: &Choice, path: PathBuf) -> io::Result<SeedNote
         len: image.len,
         read_only: image.read_only,
         generation: choice.generation,
-        epoch: (*epoch).max(after),
+        // Whoever has it next counts on from it.
+        epoch: (*epoch).min(Epoch::HIGHEST).max(after),
         done: Vec::new(),
         file: None,
         left: None,

@@ -44,7 +44,12 @@ impl LocalStore {
     /// `Unavailable`: the directory cannot be made or read.
     pub fn open(root: &Path) -> Result<Self> {
         let store = Self { root: root.to_path_buf() };
-        make_folder(&root.join(TEMPORARY)).map_err(|e| failed("cannot create", root, e))?;
+        let temporary = root.join(TEMPORARY);
+        store
+            .refuse_links(&temporary.join("x"))
+            .and_then(|()| store.refuse_links(&root.join(PUT_AWAY).join("x")))
+            .map_err(|e| failed("cannot use", root, e))?;
+        make_folder(&temporary).map_err(|e| failed("cannot create", root, e))?;
         store.clean().map_err(|e| failed("cannot read", root, e))?;
         Ok(store)
     }
@@ -62,7 +67,27 @@ impl LocalStore {
 
     fn path(&self, name: &str) -> Result<PathBuf> {
         check_name(name)?;
-        Ok(self.root.join(name))
+        let path = self.root.join(name);
+        self.refuse_links(&path).map_err(|e| failed("cannot use", &path, e))?;
+        Ok(path)
+    }
+
+    /// Refuses a path in which a symbolic link takes the place of a folder: it may lead to what is somebody else's.
+    fn refuse_links(&self, path: &Path) -> io::Result<()> {
+        let folders = path.ancestors().skip(1);
+        for folder in
+            folders.take_while(|folder| folder.starts_with(&self.root) && *folder != self.root)
+        {
+            match fs::symlink_metadata(folder) {
+                Ok(meta) if meta.is_symlink() => {
+                    let why = format!("{} is a symbolic link", folder.display());
+                    return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+                }
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Makes the name of a file durable, and those of the folders that lead to it. Also of folders that were there
@@ -240,7 +265,11 @@ impl LocalStore {
         empty: &impl Fn(&Path),
     ) -> Result<()> {
         let folder = match prefix.strip_suffix('/') {
-            Some(folder) => self.path(folder)?,
+            // The folder itself, too.
+            Some(folder) => {
+                self.path(&format!("{folder}/x"))?;
+                self.path(folder)?
+            }
             None if prefix.is_empty() => self.root.clone(),
             None => return Err(Error::invalid(format!("the prefix '{prefix}' ends in no /"))),
         };

@@ -70,6 +70,25 @@ fn only_a_regular_file_is_read() {
     }
 }
 
+/// Whoever may write to the repository could have files of others removed, or read.
+#[test]
+fn no_folder_is_a_symbolic_link() {
+    let (folder, store) = store();
+    store.put_new("packs/a/1", b"x").unwrap();
+    let others = folder.path().join("others");
+    fs::create_dir_all(others.join("a")).unwrap();
+    fs::write(others.join("a/1"), b"y").unwrap();
+    fs::rename(store.root.join("packs"), folder.path().join("away")).unwrap();
+    std::os::unix::fs::symlink(&others, store.root.join("packs")).unwrap();
+    assert!(store.list("packs/").is_err() && store.list("").unwrap().is_empty());
+    assert!(store.get("packs/a/1", 9).is_err() && store.delete("packs/a/1").is_err());
+    assert!(store.put_new("packs/a/2", b"z").is_err());
+    fs::remove_dir_all(store.root.join(".tmp")).unwrap();
+    std::os::unix::fs::symlink(&others, store.root.join(".tmp")).unwrap();
+    assert!(LocalStore::open(&store.root).is_err());
+    assert_eq!(fs::read(others.join("a/1")).unwrap(), b"y");
+}
+
 #[test]
 fn what_a_crash_left_behind_goes_when_it_is_old() {
     let (_folder, store) = store();
