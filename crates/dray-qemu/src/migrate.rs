@@ -84,7 +84,7 @@ pub async fn progress(qmp: &Qmp) -> Result<Progress> {
         transferred: number(&ram["transferred"]),
         remaining: number(&ram["remaining"]),
         total: number(&ram["total"]),
-        dirty_rate: pages * number(&ram["page-size"]).max(4096),
+        dirty_rate: pages.saturating_mul(number(&ram["page-size"]).max(4096)),
         downtime: info["downtime"].as_u64().map(Duration::from_millis),
         error: info["error-desc"].as_str().map(harmless),
     })

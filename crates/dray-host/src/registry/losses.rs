@@ -75,6 +75,12 @@ pub(super) fn read_lost(path: &StatePath) -> io::Result<Option<String>> {
     Ok(read_past(bytes, &path.files().boot()?)?.lost)
 }
 
+/// Whether the file at `path` says of a loss, in whatever boot, that nobody is to be told any more.
+pub(super) fn is_settled(path: &StatePath) -> bool {
+    let bytes = path.read().unwrap_or_default();
+    bytes.len() == LEN && (bytes[NOTES] == SETTLED || bytes.iter().all(|&byte| byte == 0))
+}
+
 /// The file and what it says; none when there is no file and none can be made, so that it says nothing.
 fn open(path: &StatePath) -> io::Result<Option<(LossFile, Past)>> {
     match open_or_make(path) {

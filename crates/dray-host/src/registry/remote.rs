@@ -1,10 +1,11 @@
 //! Clients of other hosts. They go on running when the power of this one fails, or when a file system here is mounted
 //! anew, and what they had written and not flushed is lost then: their next flush has to say so.
 //!
-//! A small file of an image names the boot in which such a client was attached last. It is durable before the client's
-//! first request, and all zeros once the last one has gone and all that was written is durable.
+//! A small file of an image names the boot in which such a client was attached last, and the one in which a loss was owed
+//! to it. It is made before a client is let in, and durable before the client's first request; it is all zeros once the
+//! last one has gone and all that was written is durable. Who is told is whoever flushes first.
 
-use super::{Entry, Registry};
+use super::{Entry, Registry, loss_path, losses};
 use crate::record::{CopyState, ImageRecord};
 use crate::store::Store;
 use dray_files::StatePath;
@@ -17,22 +18,54 @@ pub(super) fn mark_path(store: &Store, name: &str) -> StatePath {
     store.images().join(format!("{name}.remote"))
 }
 
-/// Writes the file in place, so that its room stays.
-fn put(path: &StatePath, boot: &[u8; BOOT_LEN]) -> io::Result<()> {
-    let file = path.open_or_create()?;
-    file.write_at(boot, 0)?;
-    file.sync()
+/// What the file says: boots, or zeros.
+#[derive(Clone, Copy)]
+struct Mark {
+    /// A client was attached in this one.
+    attached: [u8; BOOT_LEN],
+    /// In this one the image was found to owe its clients a loss.
+    owed: [u8; BOOT_LEN],
 }
 
-/// The boot in which such a client was attached, if one was.
-fn marked(path: &StatePath) -> io::Result<Option<Vec<u8>>> {
-    match path.read() {
-        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
-        read => Ok(read.ok().filter(|boot| boot.iter().any(|&byte| byte != 0))),
+const NO_BOOT: [u8; BOOT_LEN] = [0; BOOT_LEN];
+const LEN: usize = 2 * BOOT_LEN;
+const NOBODY: Mark = Mark { attached: NO_BOOT, owed: NO_BOOT };
+
+impl Mark {
+    /// Writes the file in place, so that its room stays.
+    fn put(&self, path: &StatePath) -> io::Result<()> {
+        let file = path.open_or_create()?;
+        file.write_at(&[self.attached, self.owed].concat(), 0)?;
+        file.sync()
+    }
+
+    /// What the file says; nothing where there is none.
+    fn read(path: &StatePath) -> io::Result<Self> {
+        let bytes = match path.read() {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(NOBODY),
+            read => read?,
+        };
+        let (mut mark, len) = (NOBODY, bytes.len().min(LEN));
+        let (attached, owed) = bytes[..len].split_at(len.min(BOOT_LEN));
+        mark.attached[..attached.len()].copy_from_slice(attached);
+        mark.owed[..owed.len()].copy_from_slice(owed);
+        Ok(mark)
     }
 }
 
 impl Registry {
+    /// There is room for what has to be noted of a client of another host.
+    ///
+    /// # Errors
+    /// What the file system reports: such a client could not be told what it loses.
+    pub fn make_room_for_remote(&self, entry: &Entry) -> io::Result<()> {
+        let path = mark_path(&self.store, &entry.record().name);
+        match path.look() {
+            Ok(look) if look.len == LEN as u64 => Ok(()),
+            _ => Mark::read(&path)?.put(&path),
+        }
+    }
+
     /// A client of another host is about to send requests.
     pub fn attached_remotely(&self, entry: &Entry) {
         let record = entry.record();
@@ -46,7 +79,8 @@ impl Registry {
             return;
         }
         let path = mark_path(&self.store, &record.name);
-        let put = path.files().boot().and_then(|boot| put(&path, &boot));
+        let boot = path.files().boot();
+        let put = boot.and_then(|attached| Mark { attached, owed: NO_BOOT }.put(&path));
         if let Err(why) = put {
             tracing::warn!(image = record.name, %why,
                 "a client of another host will not be told what a power cut loses");
@@ -65,7 +99,8 @@ impl Registry {
         remote.remove(&record.name);
         // It may only have lost its link, and come back after a power cut.
         let is_durable = entry.disk.backing().sync().is_ok() && entry.file.untold_loss().is_none();
-        if is_durable && let Err(why) = put(&mark_path(&self.store, &record.name), &[0; BOOT_LEN]) {
+        let path = mark_path(&self.store, &record.name);
+        if is_durable && let Err(why) = NOBODY.put(&path) {
             tracing::debug!(image = record.name, %why, "cannot note that its last client has gone");
         }
     }
@@ -74,16 +109,22 @@ impl Registry {
     /// lost: the next flush says so. False when a restart would forget that.
     pub(super) fn tell_remote_clients(&self, record: &ImageRecord, file: &dyn ImageFile) -> bool {
         let path = mark_path(&self.store, &record.name);
-        let Ok(Some(then)) = marked(&path) else { return true };
-        let files = self.store.images();
-        let is_lost = path.files().boot().map_or(true, |now| then != now)
-            || record.was_mounted_anew(&**files.files());
-        if record.state != CopyState::Owner || !is_lost {
+        let (Ok(mark), Ok(now)) = (Mark::read(&path), path.files().boot()) else { return true };
+        if mark.attached == NO_BOOT || record.state != CopyState::Owner {
             return true;
+        }
+        let is_lost =
+            mark.attached != now || record.was_mounted_anew(&**self.store.images().files());
+        if !is_lost || mark.owed == now && mark.attached != now {
+            return true;
+        }
+        if mark.owed != NO_BOOT && losses::is_settled(&loss_path(&self.store, &record.name)) {
+            // It was told in an earlier boot, and nobody was attached since.
+            return NOBODY.put(&path).is_ok();
         }
         let why = "the host was started anew, or the file system mounted anew, while a client of another host was \
                    attached";
         let why = dray_image::Error::new(ErrorKind::Io, "keeping what was written", why);
-        file.owe_loss(&why) && put(&path, &[0; BOOT_LEN]).is_ok()
+        file.owe_loss(&why) && Mark { owed: now, ..mark }.put(&path).is_ok()
     }
 }

@@ -383,6 +383,10 @@ fn a_client_of_another_host_is_told_of_a_power_cut_and_of_a_remount() {
             assert_eq!(is_told(), loses && stays, "{what}, stays: {stays}");
             disk.kill();
             assert_eq!(is_told(), loses && stays, "{what}: until it has heard");
+            // Nobody has come back before the power fails again.
+            disk.kill();
+            disk.cut();
+            assert_eq!(is_told(), stays, "{what}, and a power cut");
         }
     }
 }

@@ -7,7 +7,7 @@ use dray_host::flat::Flat;
 use dray_host::process::QemuProcess;
 use dray_host::record::CopyState;
 use dray_host::registry::{Closed, Entry, Process, Registry};
-use dray_image::{Disk, FileImage, Image, has_open};
+use dray_image::{FileImage, Image, has_open};
 use dray_serve::{Client, ExportError, ExportInfo, Exports};
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl Exports for ImageExports {
         }
         self.admit(name, client)?;
         if let Some(closed) = self.0.closed(name) {
-            return self.open_closed(name, client, closed).map(|disk| disk as Arc<dyn Image>);
+            return self.open_closed(name, client, closed);
         }
         let Some(entry) = self.0.get(name) else {
             return Err(ExportError::Unknown {
@@ -70,6 +70,11 @@ impl Exports for ImageExports {
         }
         if record.is_between_places() {
             self.refuse_between_places(&entry, client)?;
+        }
+        if client.process.is_none() && !record.read_only {
+            self.0.make_room_for_remote(&entry).map_err(|why| {
+                ExportError::NotYet(format!("what a power cut loses could not be noted: {why}"))
+            })?;
         }
         Ok(self.0.served_to(&entry, process_of(client)))
     }
@@ -130,9 +135,10 @@ impl ImageExports {
         name: &str,
         client: &Client,
         closed: Closed,
-    ) -> Result<Arc<Disk>, ExportError> {
-        let entry = self.0.get(name).map(|entry| Arc::clone(&entry.disk));
-        let disk = entry.or_else(|| closed.absent.map(|absent| absent.disk));
+    ) -> Result<Arc<dyn Image>, ExportError> {
+        // One that is just being claimed is open soon.
+        let entry = self.0.get(name).map(|entry| self.0.served_to(&entry, process_of(client)));
+        let disk = entry.or_else(|| closed.absent.map(|absent| absent.disk as Arc<dyn Image>));
         if let Some(disk) = disk.filter(|_| self.was_attached(name, client)) {
             return Ok(disk);
         }
