@@ -185,20 +185,40 @@ pub async fn check_node(
     }
 }
 
+/// So often a node gives a sign, as long as others give theirs at the same time.
+const MOST_SIGNS: usize = 5;
+
 /// What is under a node: where QEMU has a lock just as long as it gives the sign.
 async fn under(vm: &QemuProcess, qmp: &Qmp, node: &str) -> dray_qemu::Result<Found> {
     let mut unseen = None;
     for sign in SIGNS {
-        let before = locked(vm, sign.byte).await;
-        let given = sign::while_given(qmp, node, sign, locked(vm, sign.byte)).await?;
-        let after = locked(vm, sign.byte).await;
-        let Some(given) = given else { continue };
-        unseen = [&before, &given, &after].iter().find_map(|seen| seen.why()).or(unseen);
-        if let Some(found) = only(lasting_as_long(given, [&before, &after])) {
-            return Ok(found);
+        let mut each_time: Option<Files> = None;
+        for _ in 0..MOST_SIGNS {
+            let before = locked(vm, sign.byte).await;
+            let given = sign::while_given(qmp, node, sign, locked(vm, sign.byte)).await?;
+            let after = locked(vm, sign.byte).await;
+            let Some(given) = given else { break };
+            unseen = [&before, &given, &after].iter().find_map(|seen| seen.why()).or(unseen);
+            let lasting = both(each_time.take(), lasting_as_long(given, [&before, &after]));
+            if let Some(found) = only(lasting.clone()) {
+                return Ok(found);
+            }
+            // Of a manager's VMs another one may have given a sign at the same time.
+            if lasting.is_empty() {
+                break;
+            }
+            each_time = Some(lasting);
         }
     }
     Ok(Found::Unknown(unseen))
+}
+
+/// What was seen each time, so far and now.
+fn both(before: Option<Files>, mut now: Files) -> Files {
+    if let Some(before) = before {
+        now.retain(|descriptor, file| before.get(descriptor) == Some(file));
+    }
+    now
 }
 
 /// What was seen while the sign was given, and neither before nor after. A process that was not seen once may have had
@@ -308,6 +328,19 @@ mod tests {
         // It had its locks before, as far as anybody knows.
         assert_eq!(left(&seen(&[], &[7]), &seen(&[], &[])), [(8, 4)]);
         assert_eq!(left(&seen(&[], &[]), &seen(&[], &[7, 8])), none);
+    }
+
+    /// A manager's VMs are looked at together.
+    #[test]
+    fn what_another_vm_shows_at_the_same_time_does_not_count() {
+        let (own, others) = (FileId::File(1, 5), FileId::File(1, 6));
+        let first = Files::from([((7, 3), own), ((8, 4), others)]);
+        assert!(only(both(None, first.clone())).is_none());
+        let then = Files::from([((7, 3), own), ((8, 4), own), ((9, 5), others)]);
+        let Some(Found::File(file, at)) = only(both(Some(first), then)) else {
+            panic!("it is seen each time");
+        };
+        assert!(file == own && at.into_iter().eq([(7, 3)]));
     }
 
     /// The agent's own tasks go on meanwhile, and a refusal says why.
