@@ -2,7 +2,6 @@
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd};
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recvmsg, sendmsg,
     shutdown, sockopt,
@@ -60,15 +59,6 @@ impl AsFd for Socket {
     }
 }
 
-/// Where a client comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Origin {
-    /// A process of this host, by its number.
-    Process(i32),
-    /// A host, over TCP.
-    Address(IpAddr),
-}
-
 impl Socket {
     /// Sets what makes NBD's pattern of small requests and long replies fast.
     pub(crate) fn tune(&self) -> io::Result<()> {
@@ -88,17 +78,11 @@ impl Socket {
         Ok(())
     }
 
-    /// Where a client comes from; none where the system does not tell.
-    pub(crate) fn origin(&self) -> Option<Origin> {
+    /// Where a client comes from, over TCP.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
         match self {
-            Self::Unix(stream) => {
-                let peer = socket_peercred(stream).ok()?;
-                Some(Origin::Process(peer.pid.as_raw_nonzero().get()))
-            }
-            Self::Tcp(stream) => {
-                let address = stream.peer_addr().ok()?;
-                Some(Origin::Address(address.ip().to_canonical()))
-            }
+            Self::Unix(_) => None,
+            Self::Tcp(stream) => stream.peer_addr().ok().map(|address| address.ip().to_canonical()),
         }
     }
 

@@ -1,9 +1,10 @@
 //! The live connections of a listener: so that they can be counted, closed and waited for.
 
-use crate::channel::{Channel, Origin, Socket};
+use crate::channel::{Channel, Socket};
 use crate::limits::MAX_STRANGERS;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -26,8 +27,8 @@ struct Entry {
     socket: Arc<Socket>,
     closing: Arc<AtomicBool>,
     export: Option<String>,
-    /// Where it comes from, if that is known.
-    origin: Option<Origin>,
+    /// Where it comes from, over TCP.
+    address: Option<IpAddr>,
     /// It has shown a certificate that was found good.
     proved: bool,
     /// Its grace was over once: nobody waits for it again.
@@ -36,14 +37,14 @@ struct Entry {
 
 impl Live {
     /// Strangers from an address.
-    fn strangers_from(&self, origin: Option<Origin>) -> usize {
-        let is_one = |entry: &&Entry| entry.origin == origin && entry.is_stranger();
+    fn strangers_from(&self, address: IpAddr) -> usize {
+        let is_one = |entry: &&Entry| entry.address == Some(address) && entry.is_stranger();
         self.entries.values().filter(is_one).count()
     }
 
-    /// Gives up a place of the export that has most, if it has more than one: whoever takes all places has them at images
-    /// of its own. Those that use none yet are of one kind, and of them the oldest goes; of others it is the youngest. False
-    /// when each has one.
+    /// Gives up a place of the export that has most, if it has more than one: whoever takes all places takes them at
+    /// exports of its own. The youngest connection of that export goes. Connections that use no export yet count as
+    /// one, and of them the oldest goes. False when each export has one.
     fn drop_of_the_greediest(&mut self) -> bool {
         let mut held: HashMap<Option<&str>, usize> = HashMap::new();
         for entry in self.entries.values() {
@@ -78,8 +79,7 @@ impl Live {
 impl Entry {
     /// Whether it has come over TCP, and nobody knows yet who it is: it has no export and has shown no certificate.
     fn is_stranger(&self) -> bool {
-        let is_far = matches!(self.origin, Some(Origin::Address(_)));
-        is_far && self.export.is_none() && !self.proved
+        self.address.is_some() && self.export.is_none() && !self.proved
     }
 
     fn close(&self) {
@@ -108,17 +108,17 @@ impl Roster {
 
     /// Enters a connection, unless there are `max` already or the roster is closed.
     pub(crate) fn enter(self: &Arc<Self>, socket: &Arc<Socket>, max: usize) -> Option<RosterEntry> {
-        let origin = socket.origin();
         let mut live = self.live();
         if live.closed {
             return None;
         }
-        if live.strangers_from(origin) >= MAX_STRANGERS {
-            tracing::warn!(?origin, "nbd client refused: too many negotiations from there");
+        let address = socket.address();
+        if address.is_some_and(|address| live.strangers_from(address) >= MAX_STRANGERS) {
+            tracing::warn!(?address, "nbd client refused: too many negotiations from there");
             return None;
         }
         if live.entries.len() >= max && !live.drop_a_stranger() && !live.drop_of_the_greediest() {
-            tracing::warn!(?origin, limit = max, "nbd client refused: too many connections");
+            tracing::warn!(?address, limit = max, "nbd client refused: too many connections");
             return None;
         }
         let id = live.next;
@@ -128,7 +128,7 @@ impl Roster {
             socket: Arc::clone(socket),
             closing: Arc::clone(&closing),
             export: None,
-            origin,
+            address,
             proved: false,
             cut: false,
         };

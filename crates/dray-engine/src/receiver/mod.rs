@@ -33,9 +33,8 @@ use dray_wire::{
 };
 use fetching::Backfill;
 
-/// Highest epoch with which an image comes: nobody hands one over a trillion times. Whoever says more would leave those who
-/// have it next no number to go on with. What an earlier target was told may be twice as high: it is handed over once, and
-/// never moves on.
+/// Highest epoch with which an image may come: nobody hands one over a trillion times. A higher one would leave the next
+/// owners no number to go on with. The epoch of a handover may be twice as high, so that none is refused that was begun.
 const MOST_HANDOVERS: u64 = 1 << 40;
 
 #[derive(Clone, Debug, PartialEq)]

@@ -38,6 +38,9 @@ impl Contender {
                 Shut::GoesOn(Process { pid, .. }) => {
                     format!("the vm goes on in its old qemu, process {pid}")
                 }
+                Shut::Unnoted(why) => {
+                    format!("it cannot be noted who has the claimed image: {why}")
+                }
             };
             Error::new(ErrorKind::Unavailable, "serving the image", &why)
         })?;

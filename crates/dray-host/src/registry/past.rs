@@ -12,6 +12,7 @@ use crate::record::{CopyState, ImageRecord};
 use dray_files::StatePath;
 use dray_image::{Disk, Error, ErrorKind, Extent, Geometry, Image, Result, ZeroMode};
 use dray_types::MigrationId;
+use std::io;
 use std::sync::Arc;
 
 /// Bytes of the list's file: room for 139 QEMUs that nobody has ended. It is one page, which an agent that is killed
@@ -173,6 +174,7 @@ impl PastVms {
             (_, Some(process)) => return Err(Shut::GoesOn(process)),
             (Some(Standing::MayGoOn) | None, None) => {}
         }
+        let before = self.all.clone();
         for past in &mut self.all {
             if past.migration != Some(migration) || past.standing != Standing::MayGoOn {
                 continue;
@@ -182,7 +184,11 @@ impl PastVms {
                 false => Past::left(past.process, None),
             };
         }
-        self.write();
+        if let Err(why) = self.try_write() {
+            // The next agent would let the other one have it.
+            self.all = before;
+            return Err(Shut::Unnoted(why));
+        }
         if own.is_some() && is_taken { Err(Shut::HasLeft) } else { Ok(()) }
     }
 
@@ -202,10 +208,14 @@ impl PastVms {
     }
 
     /// Of more than there is room for, the next agent knows the youngest.
-    fn write(&self) {
+    fn try_write(&self) -> io::Result<()> {
         let first = self.all.len().saturating_sub(room_in::<Past>(LEN));
         let bytes = encode(&boot_id(&self.path), &self.all[first..], LEN);
-        if let Err(why) = self.path.open_or_create().and_then(|file| file.write_at(&bytes, 0)) {
+        self.path.open_or_create().and_then(|file| file.write_at(&bytes, 0))
+    }
+
+    fn write(&self) {
+        if let Err(why) = self.try_write() {
             tracing::warn!(%why, "cannot note which QEMUs are of VMs that have left this host");
         }
     }
@@ -223,6 +233,8 @@ pub(super) enum Shut {
     HasLeft,
     /// The VM's old QEMU goes on.
     GoesOn(Process),
+    /// It cannot be written down that it has the image.
+    Unnoted(io::Error),
 }
 
 impl Registry {
@@ -404,6 +416,18 @@ mod tests {
             // One that cannot be told apart is not the old one.
             assert_eq!(restarted().may_change(migration, None, false).is_ok(), first == comes);
         }
+        let full = dir.path().join("full");
+        std::fs::create_dir(&full).unwrap();
+        let mut unnoted = PastVms::load(StatePath::real(full.join("past")));
+        unnoted.note(was, Some(migration));
+        unnoted.may_go_on(migration);
+        std::fs::remove_dir_all(&full).unwrap();
+        for process in [was, comes] {
+            let shut = unnoted.may_change(migration, Some(process), false);
+            assert!(matches!(shut, Err(Shut::Unnoted(_))), "nobody has it before that is written");
+        }
+        std::fs::create_dir(&full).unwrap();
+        assert!(unnoted.may_change(migration, Some(comes), false).is_ok());
         let path = StatePath::real(dir.path().join("past.taken"));
         PastVms::load(path.clone()).note(was, Some(migration));
         PastVms::load(path.clone()).may_go_on(migration);

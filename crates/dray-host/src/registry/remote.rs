@@ -28,6 +28,8 @@ struct Mark {
 }
 
 const NO_BOOT: [u8; BOOT_LEN] = [0; BOOT_LEN];
+/// No boot has this id.
+const UNKNOWN: [u8; BOOT_LEN] = [u8::MAX; BOOT_LEN];
 const LEN: usize = 2 * BOOT_LEN;
 const NOBODY: Mark = Mark { attached: NO_BOOT, owed: NO_BOOT };
 
@@ -90,32 +92,46 @@ impl Registry {
     /// Such a client has gone, and none of its requests is under way.
     pub fn detached_remotely(&self, entry: &Entry) {
         let record = entry.record();
-        let mut remote = self.remote_clients.lock();
-        let Some(count) = remote.get_mut(&record.name) else { return };
-        *count = count.saturating_sub(1);
-        if *count > 0 {
+        if !self.was_last(&record.name) {
             return;
         }
-        remote.remove(&record.name);
-        // It may only have lost its link, and come back after a power cut.
+        // It may only have lost its link, and come back after a power cut. The storage may hang: nobody else waits for it.
         let is_durable = entry.disk.backing().sync().is_ok() && entry.file.untold_loss().is_none();
-        let path = mark_path(&self.store, &record.name);
-        if is_durable && let Err(why) = NOBODY.put(&path) {
+        let remote = self.remote_clients.lock();
+        if !is_durable || remote.contains_key(&record.name) {
+            return;
+        }
+        if let Err(why) = NOBODY.put(&mark_path(&self.store, &record.name)) {
             tracing::debug!(image = record.name, %why, "cannot note that its last client has gone");
         }
+    }
+
+    /// Counts one connection less; whether it was the last one.
+    fn was_last(&self, name: &str) -> bool {
+        let mut remote = self.remote_clients.lock();
+        let Some(count) = remote.get_mut(name) else { return false };
+        *count -= 1;
+        let is_last = *count == 0;
+        if is_last {
+            remote.remove(name);
+        }
+        is_last
     }
 
     /// What such a client of an image had written before its host was booted, or its file system was mounted anew, may be
     /// lost: the next flush says so. False when a restart would forget that.
     pub(super) fn tell_remote_clients(&self, record: &ImageRecord, file: &dyn ImageFile) -> bool {
         let path = mark_path(&self.store, &record.name);
-        let (Ok(mark), Ok(now)) = (Mark::read(&path), path.files().boot()) else { return true };
+        let now = path.files().boot().unwrap_or(NO_BOOT);
+        // What cannot be read may name a client.
+        let mark = Mark::read(&path).unwrap_or(Mark { attached: UNKNOWN, owed: NO_BOOT });
         if mark.attached == NO_BOOT || record.state != CopyState::Owner {
             return true;
         }
-        let is_lost =
-            mark.attached != now || record.was_mounted_anew(&**self.store.images().files());
-        if !is_lost || mark.owed == now && mark.attached != now {
+        let was_here = mark.attached == now;
+        let is_found = !was_here && mark.owed == now;
+        let is_kept = was_here && !record.was_mounted_anew(&**self.store.images().files());
+        if is_found || is_kept {
             return true;
         }
         if mark.owed != NO_BOOT && losses::is_settled(&loss_path(&self.store, &record.name)) {

@@ -127,10 +127,10 @@ impl Registry {
         record.whole = record.whole || is_whole(&record, file) && !has_lost(file);
     }
 
-    /// Forgets an image that is closed because its file is too short, or another one, or somebody else's, if it belongs
-    /// to this host and takes part in no migration; or a copy whose migration is over, also if its file is gone or was changed. Its file
-    /// stays as it is, but for a copy's own file if it is to be `deleted`. None when there is no such image; its
-    /// clients are cut off.
+    /// Forgets an image that is closed because its file is too short, or is another one, or because another program has
+    /// it, if it belongs to this host and takes part in no migration; or a copy whose migration is over, also if its
+    /// file is gone or was changed. Its file stays as it is, but for a copy's own file if it is to be `deleted`. None
+    /// when there is no such image; its clients are cut off.
     ///
     /// # Errors
     /// What the file system or the store reports.

@@ -391,6 +391,16 @@ fn a_client_of_another_host_is_told_of_a_power_cut_and_of_a_remount() {
     }
 }
 
+#[test]
+fn a_note_of_clients_of_other_hosts_that_cannot_be_read_may_name_one() {
+    let (disk, registry) = host_with_disk();
+    drop(add_disk(&registry).unwrap());
+    super::mark_path(registry.store(), "disk").make_dirs().unwrap();
+    drop(registry);
+    disk.kill();
+    load(disk.files()).get("disk").unwrap().file.flush().unwrap_err();
+}
+
 /// What the agent that sees it cannot write down, the next one sees again.
 #[test]
 fn a_guest_is_told_of_a_remount_whatever_the_first_agent_meets() {
