@@ -261,6 +261,12 @@ impl TargetImageIntent {
     }
 }
 
+/// The names here of those images that a guest may write.
+pub fn written_by_guest(images: &[TargetImageIntent]) -> Vec<String> {
+    let written = images.iter().filter(|image| !image.offer.read_only);
+    written.map(|image| image.name_here().to_owned()).collect()
+}
+
 /// The target's intent.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TargetIntent {

@@ -9,6 +9,7 @@
 
 use super::case::{self, Case, NoCase, OWNED};
 use crate::abort;
+use crate::folder::intent::{TargetIntent, written_by_guest};
 use crate::folder::log::{Folder, TARGET_INTENT, present_name};
 use crate::folder::lost;
 use crate::folder::present::PresentFile;
@@ -145,6 +146,9 @@ impl<L: Loops> Claims<'_, L> {
         };
         let Ended { others, epoch } = self.end_migration(&record, stopped)?;
         if let Some(migration) = record.migration {
+            if matches!(case, Case::Promised(_)) {
+                self.note_waiting_qemu(migration);
+            }
             // The VM's QEMU has its guest as it was at the handover, and so is the image.
             self.registry.vm_may_go_on(migration);
         }
@@ -157,6 +161,15 @@ impl<L: Loops> Claims<'_, L> {
         tracing::warn!(image = record.name, epoch = epoch.0, %id, "claimed");
         let writes_may_be_lost = case.may_lose_writes();
         Ok(Claimed { epoch, id, writes_may_be_lost, lost, others })
+    }
+
+    /// The QEMU that waits here for the VM may have all of its memory, and the VM may be started anew in another one.
+    fn note_waiting_qemu(&self, migration: MigrationId) {
+        let folder = Folder::of(self.store, migration);
+        let intent = folder.intent_file(TARGET_INTENT).and_then(|at| at.peek::<TargetIntent>());
+        if let Ok(TargetIntent { qemu: Some(qemu), images, .. }) = intent {
+            self.registry.vm_leaves(migration, &written_by_guest(&images), &qemu);
+        }
     }
 
     /// What was told of the claim by which this host has owned the image since: who asked may not have heard it.
@@ -576,7 +589,14 @@ fn refuse_loss<E>(case: &Case, bytes: u64) -> Result<(), ClaimError<E>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::folder::intent::{Settings, TargetImageIntent};
+    use crate::folder::log::{Log, TARGET_JOURNAL};
+    use crate::process::QemuProcess;
     use crate::registry::surroundings::tests::Plain;
+    use dray_engine::TargetRecord;
+    use dray_image::Image;
+    use dray_types::Attempt;
+    use dray_wire::{ImageHandover, ImageOffer, MapHash};
     use std::path::Path;
     use std::time::Duration;
 
@@ -652,5 +672,65 @@ mod tests {
         assert!(registry.get("disk").is_none() && !dir.path().join("disk").exists());
         let store = Store::open(dir.path()).unwrap();
         assert!(Registry::load(store, Arc::new(Plain)).unwrap().all_records().is_empty());
+    }
+
+    /// An image whose target has promised to serve it, and the QEMU that waits there.
+    fn promised(dir: &Path, qemu: &QemuProcess) -> (Arc<Registry>, Arc<Entry>) {
+        let registry = Registry::load(Store::open(dir).unwrap(), Arc::new(Plain)).unwrap();
+        let offer = ImageOffer { id: ImageId(7), name: "disk".into(), len: 8192, read_only: false };
+        let coming = ImageRecord::coming(&offer, dir.join("disk"), AWAY);
+        let entry = registry.make_partial(coming).unwrap();
+        entry.file.write_at(&[7; 8192], 0, true).unwrap();
+        let image = TargetImageIntent {
+            offer,
+            path: dir.join("disk"),
+            zeroed: true,
+            replica: None,
+            refused: None,
+            in_place: None,
+            qcow2: false,
+        };
+        let intent = TargetIntent {
+            migration: AWAY,
+            peer: "a".to_owned(),
+            images: vec![image],
+            settings: Settings::default(),
+            guest: None,
+            qemu: Some(qemu.clone()),
+            started_unix_ms: 7,
+        };
+        let folder = Folder::create(registry.store(), AWAY).unwrap();
+        folder.file(TARGET_INTENT).put(&intent).unwrap();
+        let images = vec![ImageHandover { len: 8192, missing: BlockSet::new() }];
+        let (attempt, map_hash, epoch) = (Attempt(1), MapHash::of(&images), Epoch(1));
+        let promise = TargetRecord::Prepared { attempt, map_hash, images, epoch };
+        let (mut journal, _) = Log::open(&folder.file(TARGET_JOURNAL)).unwrap();
+        journal.append(&[TargetRecord::Touched, promise]).unwrap();
+        (registry, entry)
+    }
+
+    /// The QEMU may have all of the VM's memory, and nobody has let its guest go on.
+    #[test]
+    fn of_the_qemu_that_waits_for_a_promised_image_and_a_new_one_only_the_first_changes_it() {
+        for waiting_is_first in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let program = dir.path().join("qemu-system-x");
+            std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
+            let mut child = std::process::Command::new(program).arg("60").spawn().unwrap();
+            let waiting = QemuProcess::find(Path::new("/qmp"), child.id() as i32).unwrap();
+            let (registry, entry) = promised(dir.path(), &waiting);
+            let claimed = claim(&registry, &entry, None).unwrap_or_else(|why| panic!("{why:?}"));
+            assert!(claimed.writes_may_be_lost);
+            let waiting = Process::itself(&waiting, &[]).unwrap();
+            let (waiting, new) = (Some(waiting), Some(Process { pid: 1, started: 0 }));
+            let [waiting, new] = [waiting, new].map(|one| registry.served_to(&entry, one));
+            let (first, second) = if waiting_is_first { (waiting, new) } else { (new, waiting) };
+            let change = |image: &dyn Image| image.write_at(&[8], 0, true);
+            change(&*first).unwrap();
+            change(&*second).unwrap_err();
+            change(&*first).unwrap();
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 }

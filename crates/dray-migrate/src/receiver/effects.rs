@@ -8,6 +8,7 @@ use dray_api::{ErrorKind, MigrationState, Phase, Refusal};
 use dray_engine::receiver::TargetNotice;
 use dray_engine::{TargetEffect, TargetEvent};
 use dray_host::abort;
+use dray_host::folder::intent::written_by_guest;
 use dray_wire::{Envelope, ToSource};
 use std::collections::BTreeSet;
 use std::io;
@@ -70,8 +71,7 @@ impl TargetLoop {
     fn vm_goes_back(&self) {
         let intent = self.slot.intent();
         let Some(qemu) = &intent.qemu else { return };
-        let written = intent.images.iter().filter(|image| !image.offer.read_only);
-        let names: Vec<_> = written.map(|image| image.name_here().to_owned()).collect();
+        let names = written_by_guest(&intent.images);
         self.parts.registry.vm_leaves(intent.migration, &names, qemu);
     }
 
