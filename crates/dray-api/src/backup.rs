@@ -12,8 +12,10 @@ use std::path::PathBuf;
 pub struct Backup {
     /// Names of the images: all of one VM, or one.
     pub images: Vec<String>,
-    /// A destination's name in the configuration, or a URL: `file:///folder`.
-    pub to: String,
+    /// A destination's name in the configuration, or a URL: `file:///folder`. The only one that is configured when
+    /// absent.
+    #[serde(default)]
+    pub to: Option<String>,
     /// File of the repository's key; as configured when absent.
     #[serde(default)]
     pub key_file: Option<PathBuf>,
@@ -43,8 +45,9 @@ pub struct BackupCancel {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Repository {
-    /// A destination's name in the configuration, or a URL.
-    pub at: String,
+    /// A destination's name in the configuration, or a URL. The only one that is configured when absent.
+    #[serde(default)]
+    pub at: Option<String>,
     /// File of the repository's key; as configured when absent.
     #[serde(default)]
     pub key_file: Option<PathBuf>,

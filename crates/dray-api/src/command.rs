@@ -528,8 +528,10 @@ pub enum BackfillAction {
 /// What a command names that the agent would open with its own rights.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Named<'a> {
-    /// A repository, and its key.
-    pub repository: Option<(&'a str, Option<&'a Path>)>,
+    /// A repository.
+    pub repository: Option<&'a str>,
+    /// The file of a repository's key.
+    pub key_file: Option<&'a Path>,
     /// Sockets of this host.
     pub sockets: Vec<&'a Path>,
 }
@@ -553,8 +555,8 @@ impl Command {
             C::Resize(of) => Named::socket(of.qmp.as_deref()),
             C::Backfill(of) => Named::socket(of.qmp.as_deref()),
             C::Backup(of) => {
-                let repository = Some((of.to.as_str(), of.key_file.as_deref()));
-                Named { repository, ..Named::socket(of.fsfreeze.as_deref()) }
+                let (repository, key_file) = (of.to.as_deref(), of.key_file.as_deref());
+                Named { repository, key_file, ..Named::socket(of.fsfreeze.as_deref()) }
             }
             C::Backups(of) => of.repository.as_ref().map(Named::repository).unwrap_or_default(),
             C::BackupInit(of) => Named::repository(&of.0),
@@ -599,7 +601,7 @@ impl<'a> Named<'a> {
     }
 
     fn repository(of: &'a Repository) -> Self {
-        let repository = Some((of.at.as_str(), of.key_file.as_deref()));
-        Self { repository, ..Self::default() }
+        let (repository, key_file) = (of.at.as_deref(), of.key_file.as_deref());
+        Self { repository, key_file, ..Self::default() }
     }
 }

@@ -5,7 +5,7 @@ use super::command::Subject;
 use super::generation::GenerationStatus;
 use super::options::Order;
 use super::plan::{Predicted, Provided};
-use super::progress::Progress;
+use super::progress::{ImageProgress, Progress};
 use super::text;
 use super::trouble::Trouble;
 use super::verified::{Compared, Verified};
@@ -25,6 +25,9 @@ pub struct AgentInfo {
     pub api_version: u32,
     /// Process id of the agent.
     pub pid: u32,
+    /// Names of the peers in its configuration; `peers` asks them.
+    #[serde(default)]
+    pub peers: Vec<String>,
     /// Bytes of content in this host's pools that its index knows by hash.
     #[serde(default)]
     pub indexed_bytes: u64,
@@ -256,6 +259,23 @@ pub struct MigrationStatus {
     /// What is moved, where it begins at this host: as `migrate` takes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<Subject>,
+}
+
+impl MigrationStatus {
+    /// The VM's name, or those of the images.
+    pub fn moves(&self) -> String {
+        what_moves(self.vm.as_deref(), &self.progress.images)
+    }
+}
+
+/// What a migration moves, for people: the VM by its name, otherwise the first image, and how many more there are.
+pub fn what_moves(vm: Option<&str>, images: &[ImageProgress]) -> String {
+    match (vm, images) {
+        (Some(vm), _) => vm.to_owned(),
+        (None, []) => "images".to_owned(),
+        (None, [one]) => one.image.clone(),
+        (None, [first, others @ ..]) => format!("{} and {} more", first.image, others.len()),
+    }
 }
 
 /// One export that `prepare` made.

@@ -6,6 +6,7 @@
 
 mod client;
 mod commands;
+mod complete;
 mod exit;
 mod global;
 mod output;
@@ -14,7 +15,8 @@ mod progress;
 mod reference;
 mod show;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use clap_complete::CompleteEnv;
 use commands::Args;
 use output::Output;
 use std::process::ExitCode;
@@ -24,6 +26,8 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|word| word == dray_confine::COMMAND) {
         return dray_confine::launch();
     }
+    // When the shell asks what could be typed next, this answers and ends.
+    CompleteEnv::with_factory(|| complete::with_names(Args::command())).complete();
     let args = Args::parse();
     let output = Output::new(&args.global);
     match commands::run(args, &output) {

@@ -5,6 +5,7 @@
 //! * [`guest`]: the part of a migration that belongs to the guest.
 //! * [`forecast`]: what the planner is told of images and links; [`links`]: how fast links were.
 //! * What is durable of them, and what a restart and a claim make of that: [`dray_host::migration`].
+//! * `log`: a migration's steps in the log, in words.
 //! * [`shown`]: what both sides show in the same words.
 //! * [`slots`]: the migrations this agent knows, for the API and the listener.
 
@@ -12,6 +13,7 @@ pub mod forecast;
 pub mod guest;
 mod lines;
 pub mod links;
+mod log;
 pub mod messages;
 pub mod receiver;
 pub mod shown;

@@ -1,6 +1,8 @@
 //! The migrations this agent knows: handles for the API, the listener and the VM's tasks.
 
-use dray_api::{Event, MigrationState, MigrationStatus, Progress, Refusal, Role, Summary};
+use dray_api::{
+    Event, MigrationState, MigrationStatus, Progress, Refusal, Role, Summary, what_moves,
+};
 use dray_files::unix_ms;
 use dray_types::MigrationId;
 use parking_lot::{Mutex, MutexGuard};
@@ -107,6 +109,17 @@ impl Board {
     /// Notices from now on.
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()
+    }
+
+    /// What is moved, and where: `vm1 → hostb`, at its target `vm1 ← hosta`.
+    pub fn title(&self) -> String {
+        let shown = self.lock();
+        let arrow = match shown.role {
+            Role::Source => '→',
+            Role::Target => '←',
+        };
+        let moves = what_moves(shown.vm.as_deref(), &shown.progress.images);
+        format!("{moves} {arrow} {}", shown.peer)
     }
 
     /// As the API shows it.

@@ -114,11 +114,18 @@ impl Roster {
         }
         let address = socket.address();
         if address.is_some_and(|address| live.strangers_from(address) >= MAX_STRANGERS) {
-            tracing::warn!(?address, "nbd client refused: too many negotiations from there");
+            tracing::warn!(
+                address = address.map(display),
+                "nbd client refused: too many negotiations from there"
+            );
             return None;
         }
         if live.entries.len() >= max && !live.drop_a_stranger() && !live.drop_of_the_greediest() {
-            tracing::warn!(?address, limit = max, "nbd client refused: too many connections");
+            tracing::warn!(
+                address = address.map(display),
+                limit = max,
+                "nbd client refused: too many connections"
+            );
             return None;
         }
         let id = live.next;

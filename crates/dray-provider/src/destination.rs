@@ -64,6 +64,31 @@ fn location(url: &str) -> dray_backup::Result<Location> {
 }
 
 impl Destination {
+    /// The repository that a command names; the only one that is configured where it names none.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve); `Invalid` when none is named, and not exactly one is configured.
+    pub fn chosen(config: &Config, at: Option<&str>, key_file: Option<&Path>) -> ApiResult<Self> {
+        if let Some(at) = at {
+            return Self::resolve(config, at, key_file);
+        }
+        let (why, hint) = match config.backups.as_slice() {
+            [only] => return Self::resolve(config, &only.name, key_file),
+            [] => {
+                let hint = format!(
+                    "name one by its URL, or add a [[backup]] to {}",
+                    config.path.display()
+                );
+                ("none is configured".to_owned(), hint)
+            }
+            several => {
+                let names: Vec<_> = several.iter().map(|place| place.name.as_str()).collect();
+                ("several are configured".to_owned(), format!("name one of {}", names.join(", ")))
+            }
+        };
+        Err(Refusal::new(ErrorKind::Invalid, "no repository is named", why).hint(hint))
+    }
+
     /// What `at` is: a configured name or a URL. A key file that is named goes before the configured
     /// one.
     ///

@@ -17,6 +17,7 @@ use crate::error::WireError;
 use dray_types::refusal::de_refusal;
 use dray_types::{MigrationId, Refusal, text};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Lowest protocol version this build speaks.
 pub const VERSION_MIN: u16 = 1;
@@ -44,6 +45,19 @@ pub enum StreamKind {
     Store,
     /// A replica's content, outside any migration.
     Replica,
+}
+
+impl fmt::Display for StreamKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Control => "control",
+            Self::Data => "data",
+            Self::Memory => "memory",
+            Self::Request => "request",
+            Self::Store => "store",
+            Self::Replica => "replica",
+        })
+    }
 }
 
 impl StreamKind {

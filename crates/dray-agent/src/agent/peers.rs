@@ -83,7 +83,7 @@ impl Agent {
     async fn incoming(self: Arc<Self>, incoming: Incoming) {
         let (peer, kind) = (incoming.peer.clone(), incoming.kind);
         if let Err(why) = self.admit(&peer, need_of_stream(kind, incoming.hello.migration)) {
-            tracing::info!(peer, ?kind, %why, "refused a peer's stream");
+            tracing::info!(peer, stream = %kind, %why, "refused a peer's stream");
             incoming.refuse(why).await;
             return;
         }
@@ -124,7 +124,7 @@ impl Agent {
             },
         };
         if let Err(why) = handled {
-            tracing::warn!(peer, ?kind, %why, "a peer's stream ended with an error");
+            tracing::warn!(peer, stream = %kind, %why, "a peer's stream ended with an error");
         }
     }
 

@@ -31,14 +31,14 @@ pub fn check(command: &Command, level: AccessLevel, config: &Config) -> ApiResul
         return Ok(());
     }
     let named = command.named();
-    if let Some((at, _)) = named.repository
+    if let Some(at) = named.repository
         && !config.backups.iter().any(|known| known.name == at)
     {
         let why = format!("'{at}' is no [[backup]] of {}", config.path.display());
         return Err(Refusal::new(ErrorKind::Denied, WHAT, why)
             .hint("only root may name other repositories; add this one to the configuration"));
     }
-    if let Some((_, Some(key))) = named.repository {
+    if let Some(key) = named.key_file {
         let why = format!("only root may name a key file ({})", key.display());
         return Err(Refusal::new(ErrorKind::Denied, WHAT, why)
             .hint("set key_file in the [[backup]] of the repository"));
@@ -84,6 +84,8 @@ mod tests {
             (reader, json!({ "backups": { "repository": repository("nas") } })),
             (admin, json!({ "backups": { "repository": repository("file:///root") } })),
             (admin, json!({ "backups": { "repository": with_key.clone() } })),
+            (reader, json!({ "backups": { "repository": {} } })),
+            (admin, json!({ "backups": { "repository": { "key_file": "/etc/shadow" } } })),
             (operator, json!({ "cancel": {} })),
             (operator, json!({ "adopt": { "qmp": socket } })),
             (admin, json!({ "adopt": { "qmp": "/etc/passwd" } })),

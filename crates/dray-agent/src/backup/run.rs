@@ -150,7 +150,8 @@ impl Agent {
         abort::step("Backup-Committed");
         images.extend(self.write_images(&run, &order.destination, (&subjects, begun), moment)?);
         let pruned = order.keep_last.map_or(Ok(0), |last| run.prune(&subjects, last))?;
-        tracing::info!(to = order.destination.shown, images = ?order.images, "made a backup");
+        let made_of = order.images.join(", ");
+        tracing::info!(to = order.destination.shown, images = %made_of, "made a backup");
         Ok(BackupDone {
             to: order.destination.shown.clone(),
             taken_unix_ms,

@@ -9,8 +9,8 @@ use crate::jobs::{Job, Jobs, Lease};
 use dray_api::{
     ApiResult, Backup, BackupCancel, BackupCollected, BackupDone, BackupGc, BackupInit,
     BackupListing, BackupProgress, BackupPrune, BackupPruned, BackupStatus, BackupVerified,
-    BackupVerify, Backups, DestinationStatus, ErrorKind, Event, Refusal, RepositoryMade, Restore,
-    Restored,
+    BackupVerify, Backups, DestinationStatus, ErrorKind, Event, Refusal, Repository,
+    RepositoryMade, Restore, Restored,
 };
 use dray_backup::{Content, GcOptions, Level, PIECE_BYTES, Policy, Problem, Reader, StreamOptions};
 use dray_host::refusals::{not_taken, path_error};
@@ -70,12 +70,12 @@ async fn apart<T: Send + 'static>(
 
 impl Answers<Backup> for Arc<Agent> {
     async fn answer(&self, command: Backup, events: Events) -> ApiResult<BackupDone> {
-        let what = format!("cannot back up to '{}'", command.to);
         let key_file = command.key_file.as_deref();
-        let destination = Destination::resolve(&self.config, &command.to, key_file)?;
+        let destination = Destination::chosen(&self.config, command.to.as_deref(), key_file)?;
+        let what = format!("cannot back up to '{}'", destination.shown);
         let fsfreeze = command.fsfreeze.as_deref().map(|socket| self.config.qmp_socket(socket));
         let fsfreeze = fsfreeze.transpose().map_err(|why| path_error(what, why))?;
-        let lease = self.begin_backup(&command.images, &command.to)?;
+        let lease = self.begin_backup(&command.images, &destination.shown)?;
         let Backup { images, bandwidth, full, keep_last, .. } = command;
         let order = Order { images, destination, fsfreeze, bandwidth, full, keep_last };
         let (agent, job) = (Arc::clone(self), Arc::clone(&lease.job));
@@ -100,17 +100,17 @@ impl Answers<BackupInit> for Arc<Agent> {
         BackupInit(command): BackupInit,
         _: Events,
     ) -> ApiResult<RepositoryMade> {
-        let key_file = command.key_file.as_deref();
-        let destination = Destination::resolve(&self.config, &command.at, key_file)?;
+        let destination = self.repository(&command)?;
+        let at = destination.shown.clone();
         let encrypted = apart(move || destination.create()).await?;
-        Ok(RepositoryMade { at: command.at, encrypted })
+        Ok(RepositoryMade { at, encrypted })
     }
 }
 
 impl Answers<Backups> for Arc<Agent> {
     async fn answer(&self, command: Backups, _: Events) -> ApiResult<BackupListing> {
         let Some(at) = command.repository else { return Ok(self.destinations()) };
-        let destination = Destination::resolve(&self.config, &at.at, at.key_file.as_deref())?;
+        let destination = self.repository(&at)?;
         let image = command.image;
         apart(move || {
             let what = format!("cannot list the backups in '{}'", destination.shown);
@@ -126,10 +126,9 @@ impl Answers<Backups> for Arc<Agent> {
 
 impl Answers<BackupVerify> for Arc<Agent> {
     async fn answer(&self, command: BackupVerify, events: Events) -> ApiResult<BackupVerified> {
-        let at = &command.repository;
-        let destination = Destination::resolve(&self.config, &at.at, at.key_file.as_deref())?;
-        let name = command.image.clone().unwrap_or_else(|| at.at.clone());
-        let lease = watched(&name, &at.at)?;
+        let destination = self.repository(&command.repository)?;
+        let name = command.image.clone().unwrap_or_else(|| destination.shown.clone());
+        let lease = watched(&name, &destination.shown)?;
         let job = Arc::clone(&lease.job);
         follow(Arc::clone(&job), &events, move || {
             let _lease = lease;
@@ -141,9 +140,8 @@ impl Answers<BackupVerify> for Arc<Agent> {
 
 impl Answers<Restore> for Arc<Agent> {
     async fn answer(&self, command: Restore, events: Events) -> ApiResult<Restored> {
-        let at = &command.repository;
-        let destination = Destination::resolve(&self.config, &at.at, at.key_file.as_deref())?;
-        let lease = watched(&command.name, &at.at)?;
+        let destination = self.repository(&command.repository)?;
+        let lease = watched(&command.name, &destination.shown)?;
         let (agent, job) = (Arc::clone(self), Arc::clone(&lease.job));
         follow(Arc::clone(&job), &events, move || {
             let _lease = lease;
@@ -154,6 +152,11 @@ impl Answers<Restore> for Arc<Agent> {
 }
 
 impl Agent {
+    /// The repository that a command names, or the only one.
+    fn repository(&self, named: &Repository) -> ApiResult<Destination> {
+        Destination::chosen(&self.config, named.at.as_deref(), named.key_file.as_deref())
+    }
+
     /// Refuses what would disturb a backup of the image.
     pub(crate) fn refuse_during_backup(&self, what: &str, image: &str) -> ApiResult<()> {
         let Some(job) = self.backups.of(image) else { return Ok(()) };
@@ -348,16 +351,14 @@ fn read_one(of: &str, reader: &Reader, job: &Job, found: &mut BackupVerified) {
 
 impl Answers<BackupPrune> for Arc<Agent> {
     async fn answer(&self, command: BackupPrune, _: Events) -> ApiResult<BackupPruned> {
-        let at = &command.repository;
-        let destination = Destination::resolve(&self.config, &at.at, at.key_file.as_deref())?;
+        let destination = self.repository(&command.repository)?;
         apart(move || prune(&destination, &command)).await
     }
 }
 
 impl Answers<BackupGc> for Arc<Agent> {
     async fn answer(&self, BackupGc(command): BackupGc, _: Events) -> ApiResult<BackupCollected> {
-        let key_file = command.key_file.as_deref();
-        let destination = Destination::resolve(&self.config, &command.at, key_file)?;
+        let destination = self.repository(&command)?;
         apart(move || {
             let what = format!("cannot remove unneeded content from '{}'", destination.shown);
             let repository = destination.open()?;

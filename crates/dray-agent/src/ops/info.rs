@@ -12,6 +12,7 @@ impl Answers<Info> for Arc<Agent> {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             api_version: API_VERSION,
             pid: std::process::id(),
+            peers: self.config.peers.all().iter().map(|peer| peer.name.clone()).collect(),
             indexed_bytes: self.reuse.indexed_bytes(),
             troubles: self.troubles.all(),
         })

@@ -29,9 +29,9 @@ pub struct Args {
     /// Names of the images; give all images of one VM together
     #[arg(required = true, value_name = "IMAGE")]
     images: Vec<String>,
-    /// The repository: the name of a `[[backup]]` in the configuration, or a URL
+    /// The repository: the name of a `[[backup]]` in the configuration, or a URL [default: the only `[[backup]]`]
     #[arg(long, value_name = "URL|NAME")]
-    to: String,
+    to: Option<String>,
     /// The file with the repository's key
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,

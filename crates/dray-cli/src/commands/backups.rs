@@ -33,9 +33,9 @@ pub struct Args {
 /// A repository.
 #[derive(clap::Args, Debug)]
 pub struct RepositoryArgs {
-    /// The repository: the name of a `[[backup]]` in the configuration, or a URL
+    /// The repository: the name of a `[[backup]]` in the configuration, or a URL [default: the only `[[backup]]`]
     #[arg(value_name = "URL|NAME")]
-    pub at: String,
+    pub at: Option<String>,
     /// The file with the repository's key
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
@@ -101,7 +101,7 @@ enum Action {
 }
 
 /// A repository as the agent wants it.
-pub fn repository(at: String, key_file: Option<&Path>) -> ApiResult<Repository> {
+pub fn repository(at: Option<String>, key_file: Option<&Path>) -> ApiResult<Repository> {
     Ok(Repository { at, key_file: key_file.map(absolute).transpose()? })
 }
 

@@ -26,10 +26,11 @@ pub async fn run(_: Args, client: &Client, output: &Output) -> ApiResult<ExitCod
 }
 
 fn text(info: &AgentInfo, style: Style) -> String {
-    let AgentInfo { host, version, api_version, pid, indexed_bytes, troubles } = info;
+    let AgentInfo { host, version, api_version, pid, peers, indexed_bytes, troubles } = info;
+    let peers = if peers.is_empty() { "none".to_owned() } else { peers.join(", ") };
     let indexed = bytes(*indexed_bytes);
     format!(
-        "{}\n  version    {version}, interface {api_version}\n  process    {pid}\n  indexed    {indexed} of \
+        "{}\n  version    {version}, interface {api_version}\n  process    {pid}\n  peers      {peers}\n  indexed    {indexed} of \
          content, which this host can reuse\n{}",
         style.bold(host),
         troubles::lines(troubles, style)

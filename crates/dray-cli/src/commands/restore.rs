@@ -27,9 +27,9 @@ pub struct Args {
     /// first digits of its id behind an @
     #[arg(value_name = "IMAGE[@GENERATION]")]
     image: String,
-    /// The repository: the name of a `[[backup]]` in the configuration, or a URL
+    /// The repository: the name of a `[[backup]]` in the configuration, or a URL [default: the only `[[backup]]`]
     #[arg(long, value_name = "URL|NAME")]
-    from: String,
+    from: Option<String>,
     /// Name of the new image
     #[arg(long = "as", value_name = "NAME")]
     name: String,

@@ -38,7 +38,8 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     let found = follow(client, command, output).await?;
     if let Some(first) = found.damaged.first() {
         found.damaged.iter().for_each(|fault| output.note(fault));
-        let what = format!("{} faults in repository '{at}'", found.damaged.len());
+        let which = at.map_or("the repository".to_owned(), |at| format!("repository '{at}'"));
+        let what = format!("{} faults in {which}", found.damaged.len());
         return Err(Refusal::new(ErrorKind::Verification, what, first)
             .hint("restore from the backups that are not listed above"));
     }

@@ -41,7 +41,7 @@ pub fn list(migrations: &[MigrationStatus], style: Style) -> String {
     }
     let head = [
         ("MIGRATION", Align::Left),
-        ("VM", Align::Left),
+        ("MOVES", Align::Left),
         ("ROLE", Align::Left),
         ("PEER", Align::Left),
         ("STATE", Align::Left),
@@ -94,7 +94,7 @@ fn row(migration: &MigrationStatus) -> [String; 9] {
     };
     [
         short(migration.migration),
-        migration.vm.clone().unwrap_or_else(|| "-".to_owned()),
+        migration.moves(),
         role(migration.role).to_owned(),
         migration.peer.clone(),
         word(migration.state).to_owned(),

@@ -80,8 +80,8 @@ impl Intents {
             }
             Err(why) => (none(path, why), true),
         };
-        if let Some(trouble) = &list.trouble {
-            tracing::warn!(list = %path.display(), ?trouble, "write intents are not kept");
+        if let Some(Trouble::Gone(why) | Trouble::Held(why)) = &list.trouble {
+            tracing::warn!(list = %path.display(), %why, "write intents are not kept");
         }
         let mut this = Self {
             path: path.clone(),

@@ -3,6 +3,7 @@
 use super::alone::BACK;
 use super::owed::Owed;
 use super::{TargetLoop, ToTask};
+use crate::log::Step;
 use crate::messages::ToSourceShell;
 use dray_api::{ErrorKind, MigrationState, Phase, Refusal};
 use dray_engine::receiver::TargetNotice;
@@ -103,7 +104,7 @@ impl TargetLoop {
     }
 
     fn notice(&mut self, notice: TargetNotice) {
-        tracing::info!(migration = %self.slot.board.migration, ?notice, "target");
+        Step::from(&notice).log(&self.slot.board);
         match &notice {
             TargetNotice::GuestRunning => self.say(&ToSourceShell::GuestRunning),
             TargetNotice::GuestFailed { why } => {

@@ -28,7 +28,7 @@ impl SourceLoop {
         let (load, link) = self.load(options);
         let plan = plan::choose(&load, &options.goals(), &self.whole());
         let migration = self.slot.board.migration;
-        tracing::info!(%migration, prediction = ?plan.prediction, forced = ?plan.forced, "plan");
+        tracing::debug!(%migration, prediction = ?plan.prediction, forced = ?plan.forced, "plan");
         for missed in &plan.missed {
             self.slot.board.notice(missed.clone());
         }

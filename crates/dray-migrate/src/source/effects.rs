@@ -7,6 +7,7 @@ use super::waiting::Done;
 use super::{Input, SourceLoop, ToTask};
 use crate::io_kind;
 use crate::lines;
+use crate::log::Step;
 use crate::messages::ToTargetShell;
 use crate::shown::{once_more, shown_phase};
 use dray_api::{ErrorKind, MigrationState, Refusal};
@@ -152,7 +153,7 @@ impl SourceLoop {
 
     fn notice(&mut self, notice: &SourceNotice) -> io::Result<()> {
         self.settle(notice)?;
-        tracing::info!(migration = %self.slot.board.migration, ?notice, "source");
+        Step::from(notice).log(&self.slot.board);
         self.report.notice(notice);
         if matches!(notice, SourceNotice::Verified { .. }) && self.images.is_one_gone() {
             self.report.cannot_compare();

@@ -121,7 +121,8 @@ impl SourceLoop {
         match record.unrecorded() {
             Unrecorded::GoesOn => {
                 let migration = self.slot.board.migration;
-                tracing::warn!(%migration, ?record, %why, "cannot write a record");
+                tracing::warn!(%migration, %why, "cannot write a record; the migration continues");
+                tracing::debug!(%migration, ?record, "not written");
                 Done::Next
             }
             Unrecorded::Ends if !self.log.is_unsure() => {

@@ -405,7 +405,11 @@ impl Canned for Backup {
             stored_bytes: 1 << 20,
         };
         let images = self.images.iter().map(image).collect();
-        vec![Event::Backup(BackupProgress { to: self.to.clone(), elapsed_seconds: 2.0, images })]
+        vec![Event::Backup(BackupProgress {
+            to: chosen(self.to.clone()),
+            elapsed_seconds: 2.0,
+            images,
+        })]
     }
 
     fn canned(self) -> ApiResult<BackupDone> {
@@ -422,7 +426,7 @@ impl Canned for Backup {
         };
         Ok(BackupDone {
             images: self.images.iter().map(done).collect(),
-            to: self.to,
+            to: chosen(self.to),
             taken_unix_ms: 1_000,
             quiet_ms: 1.25,
             seconds: 12.5,
@@ -430,6 +434,11 @@ impl Canned for Backup {
             pruned: u64::from(self.keep_last.unwrap_or(0)),
         })
     }
+}
+
+/// The repository that was named; the only one is the NAS.
+fn chosen(at: Option<String>) -> String {
+    at.unwrap_or_else(|| "nas".to_owned())
 }
 
 impl Canned for BackupPrune {
@@ -453,13 +462,13 @@ impl Canned for Backups {
 
 impl Canned for BackupInit {
     fn canned(self) -> ApiResult<RepositoryMade> {
-        Ok(RepositoryMade { encrypted: self.0.key_file.is_some(), at: self.0.at })
+        Ok(RepositoryMade { encrypted: self.0.key_file.is_some(), at: chosen(self.0.at) })
     }
 }
 
 impl Canned for BackupVerify {
     fn canned(self) -> ApiResult<BackupVerified> {
-        let faulty = self.repository.at == "damaged";
+        let faulty = self.repository.at.as_deref() == Some("damaged");
         let damaged = faulty.then(|| "vm1-root generation 3: piece 7: it is gone".to_owned());
         let bytes_read = if self.read_data { 3 << 30 } else { 0 };
         Ok(BackupVerified { backups: 2, bytes_read, damaged: damaged.into_iter().collect() })
