@@ -8,7 +8,7 @@ log=${CARGO_TARGET_DIR:-target}/test-output.log
 mkdir -p "$(dirname "$log")"
 
 # Most tests wait more than they work.
-export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 3 / 2))}
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 5 / 2))}
 cargo test --workspace --locked --no-fail-fast "$@" -- --show-output 2>&1 | tee "$log" | awk -f ci/test.awk
 status=("${PIPESTATUS[@]}")
 # Both say whether all went well: cargo sees what did not build, the count what was printed.

@@ -85,7 +85,7 @@ pub struct Pool {
 pub fn check_name(name: &str) -> Result<(), PathError> {
     let error = |why: &str| {
         let why = format!("'{}' is not a name: {why}", shown(name));
-        let hint = "choose another one, an image's with --name HERE=THERE";
+        let hint = "use letters, digits, dots, hyphens and underscores";
         Err(PathError::new(ErrorKind::Invalid, why).hint(hint))
     };
     if name.is_empty() {

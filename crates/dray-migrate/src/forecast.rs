@@ -154,12 +154,15 @@ pub struct Now {
     pub memory_dirty: u64,
 }
 
+/// Bytes a second. Whoever sends less waits for something else, which may end at any time.
+const SLOWEST: u64 = 64 << 10;
+
 impl Now {
     /// Seconds to the end, by what is sent now, and whether the guest's memory gets there; none when
-    /// nothing is sent or it never ends. `predicted` knows what follows after the handover.
+    /// next to nothing is sent or it never ends. `predicted` knows what follows after the handover.
     pub fn seconds_left(&self, predicted: Option<&Predicted>) -> Option<f64> {
         // Verification sends next to nothing: the rate says nothing about its end.
-        if self.rate == 0 || self.phase >= Phase::Release {
+        if self.rate < SLOWEST || self.phase >= Phase::Release {
             return None;
         }
         let rate = self.rate as f64;

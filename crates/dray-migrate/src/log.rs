@@ -83,10 +83,7 @@ impl From<&TargetNotice> for Step {
             TargetNotice::Unreadable { image, range, why } => {
                 let (image, bytes) = (image.0, ByteSize(range.byte_len()));
                 let at = range.byte_offset();
-                Self::trouble(
-                    &format!("the source cannot read {bytes} at byte {at} of image {image}"),
-                    why,
-                )
+                Self::trouble(&format!("cannot fetch {bytes} at byte {at} of image {image}"), why)
             }
             TargetNotice::Failed { why } => Self::trouble("it failed before the handover", why),
             TargetNotice::Abandoned { discarded: true } => {

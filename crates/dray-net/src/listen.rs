@@ -192,6 +192,10 @@ impl Listener {
             tokio::spawn(async move {
                 match door.admit(tcp, remote, place).await {
                     Ok(incoming) => handle(incoming).await,
+                    // Who only asks how far it is says nothing.
+                    Err(why) if why.kind == NetErrorKind::Closed => {
+                        tracing::debug!("a connection from {remote} came to nothing: {why}");
+                    }
                     Err(why) => tracing::info!("refused a connection from {remote}: {why}"),
                 }
             });

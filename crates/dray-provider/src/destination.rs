@@ -4,6 +4,7 @@ use crate::peer::PeerStore;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::{Key, Kind, Location, Repository, S3Access, Store};
 use dray_config::Config;
+use dray_host::refusals::io_error;
 use dray_net::tls::Identity;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -161,8 +162,21 @@ impl Destination {
     pub fn create(&self) -> ApiResult<bool> {
         let what = format!("cannot make repository '{}'", self.shown);
         let key = self.key(&what)?;
+        self.refuse_absent_parent(&what)?;
         Repository::create(self.store(&what)?, &key).map_err(|why| failed(what, &why))?;
         Ok(key != Key::None)
+    }
+}
+
+impl Destination {
+    /// A file system that is not mounted, or a name that was mistyped, would fill another file system.
+    fn refuse_absent_parent(&self, what: &str) -> ApiResult<()> {
+        let Storage::Folder(folder) = &self.place else { return Ok(()) };
+        let Some(parent) = folder.parent() else { return Ok(()) };
+        std::fs::metadata(parent).map(drop).map_err(|why| {
+            io_error(what, format!("{}: {why}", parent.display()))
+                .hint("mount its file system, or make that folder with mkdir")
+        })
     }
 }
 
@@ -176,7 +190,12 @@ pub fn failed(what: impl Into<String>, why: &dray_backup::Error) -> Refusal {
         Kind::Exists | Kind::Fenced => (ErrorKind::Conflict, None),
         Kind::Unsupported => (ErrorKind::Unsupported, None),
         Kind::Invalid => (ErrorKind::Invalid, None),
-        _ => (ErrorKind::Io, None),
+        _ => {
+            let error = io_error(what, why);
+            let is_full = error.kind == ErrorKind::NoSpace;
+            let hint = "make room there; `dray backups gc` removes what no backup needs, a day after it was written";
+            return if is_full { error.hint(hint) } else { error };
+        }
     };
     let error = Refusal::new(kind, what, why);
     match hint {

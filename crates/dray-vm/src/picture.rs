@@ -142,6 +142,20 @@ impl Picture {
         Ok(Self { vm, name, look, disks: fit, unfit })
     }
 
+    /// Refuses names of disks that the VM does not have.
+    ///
+    /// # Errors
+    /// What cannot be done, `what`, and the disks that there are.
+    pub fn refuse_unknown(&self, what: &str, wanted: &[String]) -> ApiResult<()> {
+        let known: Vec<_> = self.look.disks.iter().map(|disk| disk.qdev.as_str()).collect();
+        let Some(unknown) = wanted.iter().find(|name| !known.contains(&name.as_str())) else {
+            return Ok(());
+        };
+        let why = format!("the vm has no disk '{unknown}'");
+        let hint = format!("its disks are {}", known.join(", "));
+        Err(Refusal::new(ErrorKind::NotFound, what, why).hint(hint))
+    }
+
     /// Refuses disks that could not be put back as they were. `wanted`: all of the VM's when it names none.
     ///
     /// # Errors

@@ -213,7 +213,8 @@ impl Agent {
         check_counts(images)?;
         let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
         self.config.pool_for(known, pool).map_err(of_path)?;
-        images.iter().try_for_each(|coming| check_name(&coming.image.name)).map_err(of_path)?;
+        let fits = images.iter().try_for_each(|coming| check_name(&coming.image.name));
+        fits.map_err(|why| of_path(why.hint("choose another name with --name HERE=THERE")))?;
         Ok(known)
     }
 

@@ -79,13 +79,14 @@ impl Note {
 /// `NotFound`; `Invalid` when several images or generations are meant.
 pub fn choose(
     what: &str,
-    backups: Vec<Backup>,
+    (repository, backups): (&str, Vec<Backup>),
     image: &str,
     generation: Option<&str>,
 ) -> ApiResult<Backup> {
     let of_image: Vec<Backup> = backups.into_iter().filter(|b| is_of(b, image)).collect();
     let not_found = |why: String| {
-        Refusal::new(ErrorKind::NotFound, what, why).hint("`dray backups` lists them")
+        let hint = format!("`dray backups list {repository}` lists them");
+        Refusal::new(ErrorKind::NotFound, what, why).hint(hint)
     };
     let Some(newest) = of_image.last() else {
         return Err(not_found(format!("there is no backup of an image '{image}'")));
@@ -397,7 +398,7 @@ mod tests {
         let all =
             [(1, "a", 1, id(0x2b)), (1, "a", 2, id(0x3c)), (1, "a", 3, id(0x3d)), (2, "b", 1, 9)];
         let choose = |image: &str, generation: Option<&str>| {
-            let chosen = super::choose("x", backups(&all), image, generation);
+            let chosen = super::choose("x", ("nas", backups(&all)), image, generation);
             chosen.map(|backup| backup.info.generation.number).map_err(|why| why.kind)
         };
         assert_eq!(choose("a", None), Ok(3));
@@ -408,10 +409,10 @@ mod tests {
         assert_eq!(choose("c", None), Err(ErrorKind::NotFound));
         assert_eq!(choose(&ImageId(2).to_string(), None), Ok(1));
         let several = [(1, "a", 1, 5), (2, "a", 1, 6)];
-        let why = super::choose("x", backups(&several), "a", None).unwrap_err();
+        let why = super::choose("x", ("nas", backups(&several)), "a", None).unwrap_err();
         assert_eq!(why.kind, ErrorKind::Invalid);
         let alike = [(1, "a", 1, id(0xab)), (1, "a", 2, id(0xac))];
-        let why = super::choose("x", backups(&alike), "a", Some("a")).unwrap_err();
+        let why = super::choose("x", ("nas", backups(&alike)), "a", Some("a")).unwrap_err();
         assert_eq!(why.kind, ErrorKind::Invalid);
     }
 

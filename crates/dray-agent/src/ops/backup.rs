@@ -222,7 +222,8 @@ impl Agent {
         let repository = destination.open()?;
         let listing = repository.all().map_err(|why| failed(what, &why))?;
         let generation = command.generation.as_deref();
-        let backup = choose(what, listing.backups, &command.image, generation)?;
+        let backup =
+            choose(what, (&destination.shown, listing.backups), &command.image, generation)?;
         let manifest = &repository.manifest(&backup).map_err(|why| failed(what, &why))?;
         let pacer = &*Pacer::new(command.bandwidth);
         let (name, pool) = (command.name.as_str(), command.pool.as_deref());
@@ -383,7 +384,7 @@ fn prune(destination: &Destination, command: &BackupPrune) -> ApiResult<BackupPr
         None => None,
         Some(image) => {
             let all = repository.all().map_err(|why| failed(what, &why))?.backups;
-            Some(choose(what, all, image, None)?.info.image)
+            Some(choose(what, (&destination.shown, all), image, None)?.info.image)
         }
     };
     let policy = Policy {

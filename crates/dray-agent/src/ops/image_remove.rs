@@ -7,6 +7,7 @@ use dray_host::record::{CopyState, ImageRecord};
 use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_host::retention;
+use dray_vm::leaving::{refuse_untold, take_note};
 use std::fmt::Display;
 use std::sync::Arc;
 use tokio::task::block_in_place;
@@ -47,6 +48,13 @@ impl Agent {
             return Err(conflict(&what, why).hint("without --delete its file stays"));
         }
         self.refuse_needed(&what, &entry.record())?;
+        if self.registry.owes_remote_client(&entry) {
+            // It may come back to an image of this name, and nobody would tell it.
+            let flush = take_note(&command.name, &self.nbd_socket());
+            let hint =
+                format!("its client's next flush reports the loss; if none comes back: {flush}");
+            refuse_untold(&entry).map_err(|loss| loss.refused(&what).hint(hint))?;
+        }
         let removed = match command.delete {
             true => self.registry.remove_replica(&entry),
             false => self.registry.forget(&command.name),

@@ -309,7 +309,12 @@ impl Agent {
             }
             return Ok((slot, plan, picture));
         }
-        if matches!(command.subject, Subject::Vm { .. }) {
+        if let Subject::Vm { qmp } = &command.subject {
+            // A name that was mistyped has nothing prepared either.
+            std::fs::metadata(qmp).map_err(|why| {
+                Refusal::new(ErrorKind::NotFound, what, format!("{}: {why}", qmp.display()))
+                    .hint("name the QMP socket of the running vm")
+            })?;
             let why = format!("nothing is prepared for it on {}", command.to);
             return Err(Refusal::new(ErrorKind::NotFound, what, why)
                 .hint("give `dray prepare` first: it prints the arguments for the waiting QEMU"));

@@ -11,6 +11,7 @@ use dray_host::folder::intent::{SourceImage, SourceIntent, SourceVm};
 use dray_host::record::CopyState;
 use dray_host::refusals::random_id;
 use dray_host::refusals::{io_error, not_taken};
+use dray_host::registry::Process;
 use dray_host::released::Released;
 use dray_image::{FileImage, FileOptions, ImageFile};
 use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
@@ -72,6 +73,7 @@ impl Agent {
             let usual = usual_name(self.registry.get(name), name);
             let target = name_there(command, name, None, &usual);
             self.plan_resident(plan, name, target, None, false)?;
+            self.refuse_under_vm(name)?;
         }
         self.ask_vms_of("cannot move images", names).await
     }
@@ -205,6 +207,19 @@ impl Agent {
             }
             LayerLocation::Local(path) => self.plan_local(plan, layer, path, command),
         }
+    }
+
+    /// An image does not leave without the VM that uses it: that would have no disk any more.
+    fn refuse_under_vm(&self, name: &str) -> ApiResult<()> {
+        let entry = self.image(name)?;
+        let user = match self.attachments.count(name) {
+            0 => self.registry.absent_client(&entry).filter(Process::is_emulator),
+            _ => self.registry.emulator_at(name),
+        };
+        let Some(qemu) = user else { return Ok(()) };
+        let why = format!("a vm uses it: its QEMU is process {}", qemu.pid);
+        Err(Refusal::new(ErrorKind::Conflict, format!("cannot move image '{name}'"), why)
+            .hint("move the vm with --qmp SOCKET, or shut it down first"))
     }
 
     fn plan_resident(

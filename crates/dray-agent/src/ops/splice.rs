@@ -3,7 +3,9 @@
 use super::released::not_released;
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
-use dray_api::{Adopt, ApiResult, ErrorKind, Refusal, Release, Spliced, SplicedDisk};
+use dray_api::{
+    Adopt, ApiResult, ErrorKind, MigrationState, Refusal, Release, Spliced, SplicedDisk,
+};
 use dray_engine::lineage::Lineage;
 use dray_host::abort;
 use dray_host::folder::intent::SourceVm;
@@ -39,9 +41,11 @@ const LEAVING: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(50);
 impl Answers<Adopt> for Arc<Agent> {
     async fn answer(&self, command: Adopt, _: Events) -> ApiResult<Spliced> {
-        let picture = self.picture(&command.qmp).await?;
         let what = format!("cannot adopt the disks of the vm behind {}", command.qmp.display());
+        self.refuse_moving(&what, &command.qmp)?;
+        let picture = self.picture(&command.qmp).await?;
         picture.refuse_in_transit(&what)?;
+        picture.refuse_unknown(&what, &command.disks)?;
         picture.refuse_unfit(&command.disks)?;
         let wanted = |layer: &&LayerPicture| {
             command.disks.is_empty() || command.disks.contains(&layer.plan.qdev)
@@ -67,7 +71,10 @@ impl Answers<Adopt> for Arc<Agent> {
 
 impl Answers<Release> for Arc<Agent> {
     async fn answer(&self, command: Release, _: Events) -> ApiResult<Spliced> {
+        let what = format!("cannot release the disks of the vm behind {}", command.qmp.display());
+        self.refuse_moving(&what, &command.qmp)?;
         let picture = self.picture(&command.qmp).await?;
+        picture.refuse_unknown(&what, &command.disks)?;
         picture.refuse_covered(&command.disks)?;
         let mut disks = Vec::new();
         for layer in picture.layers() {
@@ -86,6 +93,18 @@ impl Answers<Release> for Arc<Agent> {
 }
 
 impl Agent {
+    /// Refuses a VM that is being moved away from here: its migration has the QMP socket.
+    fn refuse_moving(&self, what: &str, qmp: &Path) -> ApiResult<()> {
+        let moves = |slot: &Arc<SourceSlot>| {
+            slot.board.read().state == MigrationState::Running
+                && slot.intent().vm.is_some_and(|vm| vm.qmp == qmp)
+        };
+        let Some(slot) = self.sources.all().into_iter().find(moves) else { return Ok(()) };
+        let why = format!("it takes part in migration {}", slot.board.migration);
+        Err(Refusal::new(ErrorKind::Conflict, what, why)
+            .hint("wait until the migration has ended, or cancel it"))
+    }
+
     /// Splices one disk; on failure the guest is on its own file and nothing is left behind, unless QEMU has
     /// not said where the disk is: the image stays then.
     pub(super) async fn adopt_layer(

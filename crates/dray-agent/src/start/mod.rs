@@ -64,6 +64,8 @@ const OTHERS_WRITE: u32 = 0o022;
 /// # Errors
 /// What is wrong with the configuration or the host.
 pub fn run(path: &Path) -> ApiResult<()> {
+    // Hints name it, wherever they are read.
+    let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let what = format!("cannot start the agent with {}", path.display());
     let start = Start::load(path).map_err(|why| {
         Refusal::new(ErrorKind::Invalid, what.clone(), why)
@@ -135,8 +137,17 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
     own_run_dir(&config.run_dir).map_err(io)?;
     // Two agents on one state directory would both believe that they own its images.
     let lock = lock_state(&config.state_dir).map_err(|why| {
-        Refusal::new(ErrorKind::Io, what, format!("{}: {why}", config.state_dir.display()))
-            .hint("mount the state directory; on a new host, create it with install -d -m 0700")
+        let (kind, hint) = match why.kind() {
+            io::ErrorKind::AddrInUse => (
+                ErrorKind::Conflict,
+                "end that agent, or give this one a state_dir and a run_dir of its own",
+            ),
+            _ => (
+                ErrorKind::Io,
+                "mount the state directory; on a new host, create it with install -d -m 0700",
+            ),
+        };
+        Refusal::new(kind, what, format!("{}: {why}", config.state_dir.display())).hint(hint)
     })?;
     let store = Store::open(&config.state_dir).map_err(io)?;
     dray_vm::flat::end_leftovers(&config.run_dir);

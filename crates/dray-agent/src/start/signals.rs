@@ -1,4 +1,4 @@
-//! Being told to end: SIGTERM or Ctrl-C.
+//! Being told to end: SIGTERM or Ctrl-C. SIGHUP, by which other services read their configuration again, ends nothing.
 //!
 //! Once guests are served the agent ends in order. Before that there is nothing to be ended in order, and
 //! whatever the start waits for must not hold the end up: it ends at once, as it does when it is told a
@@ -20,6 +20,10 @@ impl Signals {
     pub(super) fn catch() -> Self {
         let (tell, told) = watch::channel(false);
         let serves = Arc::new(AtomicBool::new(false));
+        match signal(SignalKind::hangup()) {
+            Ok(hangup) => drop(tokio::spawn(explain(hangup))),
+            Err(why) => tracing::warn!(%why, "cannot catch SIGHUP"),
+        }
         match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
             (Ok(terminate), Ok(interrupt)) => {
                 tokio::spawn(heed([terminate, interrupt], tell, Arc::clone(&serves)));
@@ -40,6 +44,16 @@ impl Signals {
         if self.told.wait_for(|told| *told).await.is_err() {
             std::future::pending().await
         }
+    }
+}
+
+/// Says what to do instead.
+async fn explain(mut hangup: Signal) {
+    while hangup.recv().await.is_some() {
+        tracing::info!(
+            "SIGHUP changes nothing: restart the agent, and it reads its configuration; guests wait meanwhile and \
+             continue"
+        );
     }
 }
 

@@ -113,7 +113,8 @@ impl Display {
         if self.last.is_none() {
             let count = status.moves.len();
             let (id, terms) = (short(status), terms(status));
-            self.say(&self.style.dim(&format!("batch {id}: {count} migrations, {terms}")));
+            let migrations = if count == 1 { "migration" } else { "migrations" };
+            self.say(&self.style.dim(&format!("batch {id}: {count} {migrations}, {terms}")));
         }
         for one in &status.moves {
             let before = self.last.as_ref().and_then(|last| state(last, &one.subject));

@@ -146,7 +146,12 @@ fn an_image_is_removed_when_the_client_that_was_waited_for_has_ended() {
     let mut tool = Command::new("qemu-io");
     tool.args(["-f", "raw", &uri]).stdin(Stdio::piped()).stdout(Stdio::null());
     let mut tool = tool.spawn().unwrap();
-    wait_for("it is attached", END, || clients(&lab.a) == Some(1)).unwrap();
+    // Before its first request is answered. It is counted a moment earlier.
+    let (note, pid) = (lab.a.dir.join(format!("state/images/{IMAGE}.clients")), tool.id());
+    let is_noted = || {
+        std::fs::read(&note).is_ok_and(|all| all.windows(4).any(|part| part == pid.to_le_bytes()))
+    };
+    wait_for("it is noted", END, is_noted).unwrap();
     lab.a.kill();
     lab.a.start();
     is_awaited(&lab, tool.id());

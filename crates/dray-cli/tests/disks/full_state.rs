@@ -179,7 +179,7 @@ fn handed_over(spoil: impl FnOnce(&Lab), said_of: &str, mend: impl FnOnce(&Lab))
     let connect = |name| Client::connect(&lab.a.nbd(), name).unwrap();
     let mut clients = ["one", "two"].map(connect);
     migrate(&lab, &["one", "two"], "hybrid", None);
-    wait_for("the handover", LONG, || lab.a.log().contains("Handover")).unwrap();
+    wait_for("the handover", LONG, || lab.a.log().contains("handover began")).unwrap();
     // It stops; nobody but the kernel can tell.
     wait_for("the stop", LONG, || lab.a.is_stopped()).unwrap();
     spoil(&lab);

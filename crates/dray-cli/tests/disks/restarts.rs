@@ -210,7 +210,7 @@ fn a_handover_into_a_full_state_directory_serves_its_guest() {
             return;
         };
         let lab = &case.lab;
-        wait_for("the owner", WAIT, || lab.b.log().contains("notice=Serving"))
+        wait_for("the owner", WAIT, || lab.b.log().contains("this host owns and serves"))
             .unwrap_or_else(|why| panic!("{strategy} {why}\n{}\n{}", lab.a.log(), lab.b.log()));
         wait_for("the reason", WAIT, || hint(&lab.b).contains("make room")).unwrap();
         let mut client = client(&lab.b);
@@ -263,7 +263,7 @@ fn a_full_pool_in_backfill_stalls_reads_and_loses_nothing() {
     let reader = std::thread::spawn(move || read(&mut Client::connect(&nbd, IMAGE).unwrap(), 900));
     wait_for("the demand", WAIT, || {
         lab.b.progress().is_some_and(|(_, progress)| progress["remote_reads"] == 0)
-            && lab.b.log().contains("Unreadable")
+            && lab.b.log().contains("cannot fetch")
     })
     .unwrap_or_else(|why| panic!("{why}\n{}", lab.b.log()));
     assert!(!reader.is_finished(), "a read of what is missing waits");

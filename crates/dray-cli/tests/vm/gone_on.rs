@@ -87,6 +87,7 @@ fn a_guest_that_is_let_go_on_on_its_way_home_goes_home_later() {
 
 /// The same at a target that makes a qcow2: the disk stays on the raw image, which has everything.
 #[test]
+#[ignore = "long: make long"]
 fn a_guest_that_is_let_go_on_before_it_is_on_its_qcow2_stays_raw() {
     let Some(mut stage) = prepared("on-qcow2", &QCOW2, ("b", "Qcow2Named")) else { return };
     let migrate = stage.spawn(&[]);
@@ -145,6 +146,7 @@ fn another_clients_writes_are_held_back_from_a_guest_that_is_let_go_on_before_it
 
 /// The disk stays on its chain, and what another client writes meanwhile is not there: it is told so.
 #[test]
+#[ignore = "long: make long"]
 fn another_clients_writes_are_not_taken_by_a_disk_that_stays_on_its_chain() {
     let Some(mut stage) = prepared("on-stays", &FLATTEN, ("a", "FlattenStopped")) else { return };
     let migrate = stage.spawn(&[]);

@@ -81,6 +81,13 @@ pub(super) fn is_settled(path: &StatePath) -> bool {
     bytes.len() == LEN && (bytes[NOTES] == SETTLED || bytes.iter().all(|&byte| byte == 0))
 }
 
+/// Whether the file at `path` says of a loss, told or not.
+pub(super) fn says_something(path: &StatePath) -> bool {
+    let bytes = path.read().unwrap_or_default();
+    <[u8; LEN]>::try_from(bytes.as_slice())
+        .is_ok_and(|bytes| bytes != [0; LEN] && bytes[SUM..] == checksum(&bytes))
+}
+
 /// The file and what it says; none when there is no file and none can be made, so that it says nothing.
 fn open(path: &StatePath) -> io::Result<Option<(LossFile, Past)>> {
     match open_or_make(path) {
@@ -96,10 +103,18 @@ fn open(path: &StatePath) -> io::Result<Option<(LossFile, Past)>> {
 
 fn open_or_make(path: &StatePath) -> io::Result<Box<dyn StateFile>> {
     let file = path.open_or_create()?;
-    // A crash may have torn it when it was made.
-    if file.len()? != LEN as u64 {
-        file.write_at(&[0; LEN], 0)?;
-        file.sync()?;
+    match file.len()? {
+        // As long as it is from its first write on.
+        len if len == LEN as u64 => {}
+        // A crash has come between.
+        0 => {
+            file.write_at(&[0; LEN], 0)?;
+            file.sync()?;
+        }
+        len => {
+            let why = format!("it is damaged: it has {len} bytes instead of {LEN}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
     }
     Ok(file)
 }
@@ -223,8 +238,11 @@ mod tests {
         let mut bytes = write_loss(&[b'x'; BOOT_LEN], &loss);
         std::fs::write(&path, bytes).unwrap();
         assert_eq!(open(&path).unwrap().unwrap().1, lost, "of another boot");
-        std::fs::write(&path, &bytes[..100]).unwrap();
+        std::fs::write(&path, []).unwrap();
         assert_eq!(open(&path).unwrap().unwrap().1, Past::default(), "torn when it was made");
+        std::fs::write(&path, &bytes[..100]).unwrap();
+        assert!(open(&path).err().unwrap().to_string().contains("damaged"));
+        std::fs::write(&path, bytes).unwrap();
         bytes[0] = b'y';
         std::fs::write(&path, bytes).unwrap();
         assert!(open(&path).err().unwrap().to_string().contains("damaged"));

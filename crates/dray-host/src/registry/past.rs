@@ -305,6 +305,13 @@ impl Registry {
         clients
     }
 
+    /// A QEMU that has had the image called `name` and runs, and whose VM has not left this host.
+    pub fn emulator_at(&self, name: &str) -> Option<Process> {
+        let clients = self.clients_that_run(name);
+        let past = self.past_vms.lock();
+        clients.into_iter().find(|&client| client.is_emulator() && past.of(client).is_none())
+    }
+
     /// The QEMU with this monitor had waited for a VM that does not come to it. It may have the VM's memory.
     pub fn vm_does_not_come(&self, monitor: &QemuProcess) {
         if boot().as_ref() == Some(&monitor.boot) {

@@ -106,6 +106,14 @@ impl Registry {
         }
     }
 
+    /// Whether such a client is still to be told of a loss of this boot.
+    pub fn owes_remote_client(&self, entry: &Entry) -> bool {
+        let path = mark_path(&self.store, &entry.record().name);
+        let owed = Mark::read(&path).map(|mark| mark.owed);
+        owed.is_ok_and(|owed| owed != NO_BOOT && path.files().boot().is_ok_and(|now| owed == now))
+            && entry.file.untold_loss().is_some()
+    }
+
     /// Counts one connection less; whether it was the last one.
     fn was_last(&self, name: &str) -> bool {
         let mut remote = self.remote_clients.lock();
@@ -129,12 +137,15 @@ impl Registry {
             return true;
         }
         let was_here = mark.attached == now;
-        let is_found = !was_here && mark.owed == now;
+        // What says the rest of it may be lost or damaged since.
+        let says = || losses::says_something(&loss_path(&self.store, &record.name));
+        let is_found = !was_here && mark.owed == now && says();
         let is_kept = was_here && !record.was_mounted_anew(&**self.store.images().files());
         if is_found || is_kept {
             return true;
         }
-        if mark.owed != NO_BOOT && losses::is_settled(&loss_path(&self.store, &record.name)) {
+        let of_earlier_boot = mark.owed != NO_BOOT && mark.owed != now;
+        if of_earlier_boot && losses::is_settled(&loss_path(&self.store, &record.name)) {
             // It was told in an earlier boot, and nobody was attached since.
             return NOBODY.put(&path).is_ok();
         }

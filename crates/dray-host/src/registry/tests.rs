@@ -391,6 +391,29 @@ fn a_client_of_another_host_is_told_of_a_power_cut_and_of_a_remount() {
     }
 }
 
+/// Its image is not given up before it has heard, and what says why may be lost meanwhile.
+#[test]
+fn what_a_client_of_another_host_is_owed_outlives_the_record_of_the_loss() {
+    let (disk, registry) = host_with_disk();
+    let entry = add_disk(&registry).unwrap();
+    registry.attached_remotely(&entry);
+    drop((entry, registry));
+    disk.kill();
+    disk.cut();
+    for is_lost in [false, true] {
+        let registry = load(disk.files());
+        let entry = registry.get("disk").unwrap();
+        assert!(registry.owes_remote_client(&entry), "its record is lost: {is_lost}");
+        if is_lost {
+            entry.file.flush().unwrap_err();
+            assert!(!registry.owes_remote_client(&entry), "it was told");
+        }
+        super::loss_path(registry.store(), "disk").remove().unwrap();
+        drop((entry, registry));
+        disk.kill();
+    }
+}
+
 #[test]
 fn a_note_of_clients_of_other_hosts_that_cannot_be_read_may_name_one() {
     let (disk, registry) = host_with_disk();

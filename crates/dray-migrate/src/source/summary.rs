@@ -22,7 +22,10 @@ impl Report {
             if shown.error.is_none() || cancelled {
                 shown.error = Some(error);
             }
-            shown.progress.phase = Phase::Ended;
+            // The guest did not stop for it.
+            let progress = &mut shown.progress;
+            (progress.phase, progress.rate) = (Phase::Ended, 0);
+            (progress.seconds_left, progress.downtime_ms) = (None, None);
         });
     }
 
