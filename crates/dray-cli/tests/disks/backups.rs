@@ -338,6 +338,17 @@ fn a_restore_that_dies_or_fails_leaves_nothing() {
     let bytes = image(&lab, "disk.img");
     lab.a.ask(json!({"backup": {"images": ["disk.img"], "to": url}})).unwrap();
     let again = json!({"restore": {"repository": {"at": url}, "image": "disk.img", "name": "new"}});
+    let mut unknown = again.clone();
+    unknown["restore"]["generation"] = json!("77");
+    let hint = lab.a.ask(unknown).unwrap_err()["hint"].to_string();
+    assert!(hint.contains(&format!("dray backups list {url}")), "{hint}");
+    let nowhere =
+        json!({"backup-init": {"at": format!("file://{}/none/below", lab.dir.path().display())}});
+    let hint = lab.a.ask(nowhere).unwrap_err()["hint"].to_string();
+    assert!(
+        hint.contains("mount its file system") && !lab.dir.path().join("none").exists(),
+        "{hint}"
+    );
     for step in ["Restore-Create", "Restore-Finish", "Restore-Register"] {
         lab.a.stop();
         lab.a.start_with(&[("DRAY_ABORT_BEFORE", step)]);

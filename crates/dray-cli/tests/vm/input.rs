@@ -67,6 +67,15 @@ fn a_vm_that_cannot_be_moved_is_refused() {
     assert_refused(&prepare(&stray.qmp_path()), 7, &["disk.raw", "pool"]);
     drop(stray);
 
+    let source = stage.source_qmp();
+    let a = stage.lab.host("a");
+    let unknown = a.dray(&["adopt", "--qmp", &source, "--disk", "disk9"]).expect("adopt");
+    assert_refused(&unknown, 5, &["no disk 'disk9'", "its disks are disk0"]);
+    assert_eq!(a.dray(&["adopt", "--qmp", &source]).expect("adopt").code, 0);
+    let alone = a.dray(&["migrate", "--image", "disk0.raw", "--to", "hostb"]).expect("migrate");
+    assert_refused(&alone, 6, &["a vm uses it", "move the vm with --qmp"]);
+    assert_eq!(a.dray(&["release", "--qmp", &source]).expect("release").code, 0);
+
     stage.assert_guest_is_well();
     assert_nothing_left(&stage);
     stage.finish_guest();
