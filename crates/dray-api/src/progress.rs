@@ -141,6 +141,13 @@ pub struct ImageProgress {
     pub amounts: Amounts,
 }
 
+impl ImageProgress {
+    /// Of an image of which nothing has moved.
+    pub fn new(image: impl Into<String>) -> Self {
+        Self { image: image.into(), amounts: Amounts::default() }
+    }
+}
+
 /// How far a migration is.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Progress {

@@ -193,7 +193,7 @@ impl Listener {
                 match door.admit(tcp, remote, place).await {
                     Ok(incoming) => handle(incoming).await,
                     // Who only asks how far it is says nothing.
-                    Err(why) if why.kind == NetErrorKind::Closed => {
+                    Err(why) if matches!(why.kind, NetErrorKind::Closed | NetErrorKind::Broken) => {
                         tracing::debug!("a connection from {remote} came to nothing: {why}");
                     }
                     Err(why) => tracing::info!("refused a connection from {remote}: {why}"),

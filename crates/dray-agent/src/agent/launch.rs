@@ -2,7 +2,7 @@
 //! finds is in [`revive`](super::revive).
 
 use super::Agent;
-use dray_api::{ErrorKind, MigrationState, Progress, Refusal, Role};
+use dray_api::{ErrorKind, ImageProgress, MigrationState, Progress, Refusal, Role};
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
 use dray_host::abort;
@@ -65,6 +65,8 @@ impl Agent {
         let strategy = intent.options.as_ref().map_or(dray_types::Strategy::Hybrid, |o| o.strategy);
         let mut progress = Progress::new(intent.migration, strategy);
         progress.bandwidth = intent.options.as_ref().and_then(|options| options.bandwidth);
+        progress.images =
+            intent.images.iter().map(|image| ImageProgress::new(&image.name)).collect();
         let shown = Shown {
             role: Role::Source,
             peer: intent.peer.clone(),
@@ -157,6 +159,9 @@ impl Agent {
     /// When its journal or images cannot be opened.
     pub(super) fn launch_target(self: &Arc<Self>, intent: TargetIntent) -> io::Result<()> {
         let folder = Folder::of(&self.store, intent.migration);
+        let mut progress = Progress::new(intent.migration, dray_types::Strategy::default());
+        let images = intent.images.iter().map(|image| ImageProgress::new(image.name_here()));
+        progress.images = images.collect();
         let shown = Shown {
             role: Role::Target,
             peer: intent.peer.clone(),
@@ -164,7 +169,7 @@ impl Agent {
             state: MigrationState::Running,
             started_unix_ms: intent.started_unix_ms,
             waiting_since: None,
-            progress: Progress::new(intent.migration, dray_types::Strategy::default()),
+            progress,
             summary: None,
             error: None,
         };

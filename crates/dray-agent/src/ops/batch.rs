@@ -27,7 +27,9 @@ impl Answers<Batch> for Arc<Agent> {
         self.check_batch(&command)?;
         for one in &command.moves {
             // Its own migration tells of what fails.
-            let _ = self.seed_migration(one, &events).await;
+            if let Ok(Some(notice)) = self.seed_migration(one, &events).await {
+                let _ = events.send(notice).await;
+            }
         }
         let begun = block_in_place(|| self.begin_batch(command))?;
         if detach {

@@ -112,8 +112,11 @@ impl Answers<Migrate> for Arc<Agent> {
     async fn answer(&self, command: Migrate, events: Events) -> ApiResult<Migrated> {
         let detach = command.detach;
         self.check(&command)?;
-        self.seed_migration(&command, &events).await?;
+        let unseeded = self.seed_migration(&command, &events).await?;
         let started = self.migrate(command, None).await?;
+        if let Some(notice) = unseeded {
+            let _ = events.send(notice).await;
+        }
         if detach {
             return Ok(Migrated::Started(started));
         }

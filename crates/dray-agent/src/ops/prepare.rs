@@ -28,15 +28,19 @@ use std::sync::Arc;
 impl Answers<Prepare> for Arc<Agent> {
     async fn answer(&self, command: Prepare, events: Events) -> ApiResult<Prepared> {
         let before = self.kept_preparation(&command).await?;
-        if before.is_none() {
-            self.seed_prepare(&command, &events).await?;
-        }
+        let unseeded = match before {
+            Some(_) => None,
+            None => self.seed_prepare(&command, &events).await?,
+        };
         let (intent, plan, picture) = self.plan(&command).await?;
         let pool_and_owner = (command.pool.as_deref(), command.owner.as_deref());
         let (slot, endpoint) = match before {
             Some(slot) => self.as_prepared(slot, &intent, &plan, pool_and_owner).await?,
             None => self.prepare_at_target(intent, &plan, pool_and_owner).await?,
         };
+        if let Some(notice) = unseeded {
+            let _ = events.send(notice).await;
+        }
         let intent = slot.intent();
         if let Some(picture) = &picture {
             // Known by the time that it is wanted; a QEMU that cannot is as good.

@@ -93,11 +93,11 @@ impl Agent {
         self: &Arc<Self>,
         command: &Migrate,
         events: &Events,
-    ) -> ApiResult<()> {
+    ) -> ApiResult<Option<Event>> {
         let is_prepared = matches!(self.prepared(command), Ok(Some(_)));
         match of_migration(command).filter(|_| !is_prepared) {
             Some(seed) => self.seed_before(seed, events).await,
-            None => Ok(()),
+            None => Ok(None),
         }
     }
 
@@ -109,30 +109,37 @@ impl Agent {
         self: &Arc<Self>,
         command: &Prepare,
         events: &Events,
-    ) -> ApiResult<()> {
+    ) -> ApiResult<Option<Event>> {
         match of_prepare(command) {
             Some(seed) => self.seed_before(seed, events).await,
-            None => Ok(()),
+            None => Ok(None),
         }
     }
 
-    /// What stands in the way of this alone is told, and the migration begins without it.
-    async fn seed_before(self: &Arc<Self>, seed: Seed, events: &Events) -> ApiResult<()> {
+    /// What stands in the way of this alone is returned, and the migration begins without it. It is told when that has
+    /// begun: it may fail for the same reason.
+    async fn seed_before(
+        self: &Arc<Self>,
+        seed: Seed,
+        events: &Events,
+    ) -> ApiResult<Option<Event>> {
         let what = format!("cannot prepare on {}", seed.to);
-        let event = match self.answer(seed, events.clone()).await {
-            Ok(seeded) if seeded.images.is_empty() => return Ok(()),
-            Ok(seeded) => Event::Seeded(seeded),
+        match self.answer(seed, events.clone()).await {
+            Ok(seeded) if seeded.images.is_empty() => Ok(None),
+            Ok(seeded) => {
+                let _ = events.send(Event::Seeded(seeded)).await;
+                Ok(None)
+            }
             // The migration itself tells of the same failure.
-            Err(why) if matches!(why.kind, ErrorKind::Invalid | ErrorKind::NotFound) => {
-                return Ok(());
-            }
+            Err(why) if matches!(why.kind, ErrorKind::Invalid | ErrorKind::NotFound) => Ok(None),
             Err(why) if matches!(why.kind, ErrorKind::Peer | ErrorKind::Hypervisor) => {
-                return Err(Refusal { what, ..why });
+                Err(Refusal { what, ..why })
             }
-            Err(why) => Event::Notice { text: format!("no backup or replica is used: {why}") },
-        };
-        let _ = events.send(event).await;
-        Ok(())
+            Err(why) => {
+                let text = format!("no backup or replica is used: {why}");
+                Ok(Some(Event::Notice { text }))
+            }
+        }
     }
 
     /// Notes who gave what beside what was expected of it, for the summary of the migration.

@@ -104,7 +104,10 @@ impl TargetLoop {
     }
 
     fn notice(&mut self, notice: TargetNotice) {
-        Step::from(&notice).log(&self.slot.board);
+        // Without a VM there is no guest that could have been started.
+        if self.slot.intent().guest.is_some() || notice != TargetNotice::GuestRunning {
+            Step::from(&notice).log(&self.slot.board);
+        }
         match &notice {
             TargetNotice::GuestRunning => self.say(&ToSourceShell::GuestRunning),
             TargetNotice::GuestFailed { why } => {
