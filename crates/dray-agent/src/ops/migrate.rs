@@ -303,6 +303,7 @@ impl Agent {
         };
         if let Some(slot) = slot {
             let (_, plan, picture) = self.plan(&prepare).await?;
+            self.refuse_without_vm(&command.subject)?;
             refuse_unflattened(what, command, chain, picture.as_ref())?;
             let same = plan.images.iter().map(|image| &image.path);
             if !same.eq(slot.intent().images.iter().map(|image| &image.path)) {
@@ -323,6 +324,7 @@ impl Agent {
                 .hint("give `dray prepare` first: it prints the arguments for the waiting QEMU"));
         }
         let (intent, plan, picture) = self.plan(&prepare).await?;
+        self.refuse_without_vm(&command.subject)?;
         let (pool, owner) = (command.pool.as_deref(), command.owner.as_deref());
         let (slot, _) = self.prepare_at_target(intent, &plan, (pool, owner)).await?;
         Ok((slot, plan, picture))

@@ -73,7 +73,6 @@ impl Agent {
             let usual = usual_name(self.registry.get(name), name);
             let target = name_there(command, name, None, &usual);
             self.plan_resident(plan, name, target, None, false)?;
-            self.refuse_under_vm(name)?;
         }
         self.ask_vms_of("cannot move images", names).await
     }
@@ -209,7 +208,16 @@ impl Agent {
         }
     }
 
-    /// An image does not leave without the VM that uses it: that would have no disk any more.
+    /// Images do not leave without the VM that uses them: it would have no disk any more.
+    pub(super) fn refuse_without_vm(&self, subject: &Subject) -> ApiResult<()> {
+        match subject {
+            Subject::Images { names } => {
+                names.iter().try_for_each(|name| self.refuse_under_vm(name))
+            }
+            Subject::Vm { .. } => Ok(()),
+        }
+    }
+
     fn refuse_under_vm(&self, name: &str) -> ApiResult<()> {
         let entry = self.image(name)?;
         let user = match self.attachments.count(name) {

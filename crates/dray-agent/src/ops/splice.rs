@@ -4,7 +4,7 @@ use super::released::not_released;
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{
-    Adopt, ApiResult, ErrorKind, MigrationState, Refusal, Release, Spliced, SplicedDisk,
+    Adopt, ApiResult, ErrorKind, MigrationState, Phase, Refusal, Release, Spliced, SplicedDisk,
 };
 use dray_engine::lineage::Lineage;
 use dray_host::abort;
@@ -96,7 +96,9 @@ impl Agent {
     /// Refuses a VM that is being moved away from here: its migration has the QMP socket.
     fn refuse_moving(&self, what: &str, qmp: &Path) -> ApiResult<()> {
         let moves = |slot: &Arc<SourceSlot>| {
-            slot.board.read().state == MigrationState::Running
+            let shown = slot.board.read();
+            shown.state == MigrationState::Running
+                && shown.progress.phase < Phase::Backfill
                 && slot.intent().vm.is_some_and(|vm| vm.qmp == qmp)
         };
         let Some(slot) = self.sources.all().into_iter().find(moves) else { return Ok(()) };

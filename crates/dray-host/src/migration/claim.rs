@@ -733,4 +733,32 @@ mod tests {
             child.wait().unwrap();
         }
     }
+
+    /// Somebody has started the VM anew on the file while no agent ran, and has ended it again.
+    #[test]
+    fn a_qemu_does_not_go_on_with_a_claimed_image_that_was_changed_while_no_agent_ran() {
+        for is_changed in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let program = dir.path().join("qemu-system-x");
+            std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
+            let mut child = std::process::Command::new(program).arg("60").spawn().unwrap();
+            let waiting = QemuProcess::find(Path::new("/qmp"), child.id() as i32).unwrap();
+            let (registry, entry) = promised(dir.path(), &waiting);
+            claim(&registry, &entry, None).unwrap_or_else(|why| panic!("{why:?}"));
+            drop((entry, registry));
+            std::thread::sleep(Duration::from_millis(20));
+            if is_changed {
+                std::fs::write(dir.path().join("disk"), [9; 8192]).unwrap();
+            }
+            let process = Process::itself(&waiting, &[]).unwrap();
+            for _ in 0..2 {
+                let store = Store::open(dir.path()).unwrap();
+                let registry = Registry::load(store, Arc::new(Plain)).unwrap();
+                let record = registry.get("disk").unwrap().record();
+                assert_eq!(registry.is_of_past_vm(process, &record), is_changed);
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
 }

@@ -3,6 +3,7 @@
 
 use super::past::Shut;
 use super::{Entry, Process, Registry};
+use crate::record::ImageRecord;
 use dray_image::{
     Attempt, Client, Error, ErrorKind, Extent, Geometry, Image, Result, WriteBackError, ZeroMode,
 };
@@ -119,6 +120,18 @@ impl Image for Contender {
 }
 
 impl Registry {
+    /// The migration from which the image was claimed, if its VM's old QEMU could go on and somebody has changed the
+    /// file since an agent wrote the image's record. While nobody has the image no agent changes it.
+    pub(super) fn claim_overtaken(&self, record: &ImageRecord) -> Option<MigrationId> {
+        let migration = self.contested(record)?;
+        let times = || {
+            let path = record.current_path().map_err(std::io::Error::other)?;
+            let image = self.store.beside(&path).look()?.changed;
+            std::io::Result::Ok((image, self.path_of(&record.name).look()?.changed))
+        };
+        times().map_or(true, |(image, noted)| image > noted).then_some(migration)
+    }
+
     /// What a process gets of an image, or somebody of whom nobody knows the process. Its connections get the same.
     pub fn served_to(
         self: &Arc<Self>,

@@ -106,8 +106,8 @@ fn open_or_make(path: &StatePath) -> io::Result<Box<dyn StateFile>> {
     match file.len()? {
         // As long as it is from its first write on.
         len if len == LEN as u64 => {}
-        // A crash has come between.
-        0 => {
+        // A crash, or a full directory, has come between.
+        _ if path.read()?.iter().all(|&byte| byte == 0) => {
             file.write_at(&[0; LEN], 0)?;
             file.sync()?;
         }

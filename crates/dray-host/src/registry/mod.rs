@@ -177,6 +177,8 @@ impl Registry {
     /// Opens what a record names. The disk is the one that its clients wait at, if they do, and is
     /// shut then.
     fn open_known(&self, record: ImageRecord, waits: Option<&Absent>) -> io::Result<Arc<Entry>> {
+        // Before anything is written to the record.
+        let overtaken = self.claim_overtaken(&record);
         self.opener().check_folder(&record.path)?;
         // The kernel forgets at a reboot that a device is not to be written.
         if record.device {
@@ -208,6 +210,9 @@ impl Registry {
             entry.disk.park_now();
         }
         self.lock_at_start(&entry)?;
+        let is_taken = !matches!(entry.used_elsewhere(), Ok(None));
+        let overtaken = overtaken.or_else(|| self.contested(&entry.record()).filter(|_| is_taken));
+        overtaken.map_or(Ok(()), |migration| self.others_have_it(migration))?;
         doubt.iter().try_for_each(|doubt| changed::begin_anew(&entry, doubt))?;
         // If the file was put back to an earlier state, no backup or copy is a base for it.
         let is_known = is_left && !self.is_put_back(&entry.record());

@@ -192,6 +192,15 @@ impl PastVms {
         if own.is_some() && is_taken { Err(Shut::HasLeft) } else { Ok(()) }
     }
 
+    /// Somebody else has an image that was claimed from this migration, or has had it, past this agent.
+    fn others_have_it(&mut self, migration: MigrationId) -> io::Result<()> {
+        let may = |past: &&mut Past| {
+            past.migration == Some(migration) && past.standing == Standing::MayGoOn
+        };
+        self.all.iter_mut().filter(may).for_each(|past| *past = Past::left(past.process, None));
+        self.try_write()
+    }
+
     /// Those of which this is true are so no longer; whether there was one.
     fn forget(&mut self, is_it: impl Fn(&Past) -> bool) -> bool {
         let before = self.all.len();
@@ -285,6 +294,11 @@ impl Registry {
     pub(super) fn contested(&self, record: &ImageRecord) -> Option<MigrationId> {
         let past = self.past_vms.lock();
         claimed_from(record).filter(|&migration| past.claimed(migration).next().is_some())
+    }
+
+    /// The VM of this migration was started anew past this agent: its old QEMU does not go on.
+    pub(super) fn others_have_it(&self, migration: MigrationId) -> io::Result<()> {
+        self.past_vms.lock().others_have_it(migration)
     }
 
     /// See [`PastVms::may_change`].
