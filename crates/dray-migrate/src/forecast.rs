@@ -229,22 +229,26 @@ mod tests {
 
     #[test]
     fn what_is_left_is_blocks_memory_and_what_follows() {
-        let copy =
-            Now { phase: Phase::Copy, left: 1000, rate: 100, memory_left: 500, memory_dirty: 50 };
+        const MIB: u64 = 1 << 20;
+        let (left, rate) = (1000 * MIB, 100 * MIB);
+        let (memory_left, memory_dirty) = (500 * MIB, 50 * MIB);
+        let copy = Now { phase: Phase::Copy, left, rate, memory_left, memory_dirty };
         assert_eq!(copy.seconds_left(None), Some(20.0));
         let after = Predicted {
             total_seconds: 12.0,
             handover_seconds: 10.0,
-            link: 200,
+            link: 200 * MIB,
             ..Predicted::default()
         };
         assert_eq!(copy.seconds_left(Some(&after)), Some(24.0), "at half the rate, twice as long");
         let backfill = Now { phase: Phase::Backfill, ..copy };
         assert_eq!(backfill.seconds_left(Some(&after)), Some(10.0));
-        let hopeless = Now { memory_dirty: 100, ..copy };
+        let hopeless = Now { memory_dirty: rate, ..copy };
         assert!(!hopeless.converges() && hopeless.seconds_left(None).is_none());
         assert_eq!(Now { memory_left: 0, ..hopeless }.seconds_left(None), Some(10.0));
-        assert_eq!(Now { rate: 0, ..copy }.seconds_left(None), None);
+        for waits in [0, SLOWEST - 1] {
+            assert_eq!(Now { rate: waits, ..copy }.seconds_left(None), None);
+        }
         assert_eq!(Now { phase: Phase::Release, ..copy }.seconds_left(None), None);
     }
 }
