@@ -53,6 +53,13 @@ impl Troubles {
         }
     }
 
+    /// All those are gone whose keys begin so.
+    pub fn clear_all(&self, begin: &str) {
+        let keys: Vec<_> =
+            self.map().keys().filter(|key| key.starts_with(begin)).cloned().collect();
+        keys.iter().for_each(|key| self.clear(key));
+    }
+
     /// It is as `found`: noted with `what` and `hint`, or cleared when nothing was found.
     pub fn settle(&self, key: &str, what: &str, found: Option<impl Display>, hint: &str) {
         match found {

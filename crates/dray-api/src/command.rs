@@ -30,6 +30,8 @@ macro_rules! commands {
             Reader: "info" Info -> AgentInfo;
             /// Asks every configured peer who it is, all at once, for 5 s at most.
             Reader: "peers" Peers -> Vec<PeerStatus>;
+            /// Reads the configuration and the certificates again. A file with an error changes nothing.
+            Operator: "reload" Reload -> Reloaded;
 
             /// Moves a VM or images. Everything that can be checked at once is checked before
             /// anything moves. The target begins with what its backups and peers have of the images, unless
@@ -568,6 +570,7 @@ impl Command {
             C::ImageAdd(_) => Named::default(),
             C::Info(_)
             | C::Peers(_)
+            | C::Reload(_)
             | C::Status(_)
             | C::Watch(_)
             | C::Cancel(_)

@@ -194,8 +194,8 @@ mod tests {
         assert_eq!(config.listen.port(), 7421);
         assert_eq!(config.limits, Limits::default());
         let peer = config.peer("HOSTB").unwrap();
-        assert_eq!(config.pool_for(peer, None).unwrap().name, "ssd");
-        let why = config.pool_for(peer, Some("hdd")).unwrap_err().to_string();
+        assert_eq!(config.pool_for(&peer, None).unwrap().name, "ssd");
+        let why = config.pool_for(&peer, Some("hdd")).unwrap_err().to_string();
         assert!(why.contains("may not use a pool 'hdd'") && why.contains("ssd"), "{why}");
     }
 

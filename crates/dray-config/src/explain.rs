@@ -72,7 +72,8 @@ fn guests(config: &Config) -> WayIn {
 }
 
 fn peers(config: &Config) -> WayIn {
-    let rows = config.peers.all().iter().flat_map(|peer| {
+    let peers = config.peers.all();
+    let rows = peers.iter().flat_map(|peer| {
         let named = std::iter::once(peer.name.clone()).chain(std::iter::repeat(String::new()));
         named.zip(Right::ALL.into_iter().filter(|&right| peer.may(right)).map(|it| may(peer, it)))
     });
@@ -109,7 +110,8 @@ fn list(names: &[String]) -> String {
 
 fn clients(config: &Config) -> Option<WayIn> {
     let at = config.nbd_tcp?;
-    let rows = config.nbd_clients.iter().flat_map(|client| {
+    let clients = config.nbd_clients.now();
+    let rows = clients.iter().flat_map(|client| {
         let read = (!client.read.is_empty()).then(|| format!("read {}", client.read.join(", ")));
         let write = (!client.write.is_empty())
             .then(|| format!("read and write {}", client.write.join(", ")));
@@ -124,7 +126,8 @@ fn clients(config: &Config) -> Option<WayIn> {
 }
 
 fn backups(config: &Config, store: &BackupStore) -> WayIn {
-    let rows = config.peers.all().iter().filter(|peer| peer.may(Right::Store)).map(|peer| {
+    let peers = config.peers.all();
+    let rows = peers.iter().filter(|peer| peer.may(Right::Store)).map(|peer| {
         let deletes = match store.append_only {
             true => "delete nothing",
             false => "delete what is its own",

@@ -3,7 +3,8 @@
 //! Reading finds everything that is wrong with the text; [`Config::check`] finds what is wrong
 //! with the host: files, certificates, directories. [`pool`] keeps every path inside its pool (I7).
 //! [`explain`] says who can reach what on such a host, and [`unit`](mod@unit) what systemd lets the agent reach.
-//! [`start`] says with what an agent starts when the file is not good, or not there.
+//! [`start`] says with what an agent starts when the file is not good, or not there, and [`reload`] what of
+//! the file changes in an agent that runs.
 //!
 //! ```
 //! # use dray_config::Config;
@@ -38,10 +39,12 @@ mod backup;
 pub mod check;
 pub mod explain;
 mod last_good;
+mod live;
 mod nbd;
 mod peers;
 #[cfg(test)]
 mod reference;
+pub mod reload;
 pub mod start;
 mod typed;
 pub mod unit;
@@ -51,12 +54,14 @@ use dray_host::pool::{self, PathError, Pool, PoolIo};
 use dray_host::retention::Retention;
 use dray_net::dial::DEFAULT_PORT;
 use dray_types::ErrorKind;
+pub use live::Live;
 pub use nbd::{NbdClient, may_read, may_write};
 pub use peers::{Peer, Peers, Right};
 use std::cmp::Reverse;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 pub use typed::MAX_STREAMS;
 
@@ -214,7 +219,7 @@ pub struct Config {
     /// Where images are exported over TCP with TLS, besides the unix socket.
     pub nbd_tcp: Option<SocketAddr>,
     /// What may be opened there, and by whom.
-    pub nbd_clients: Vec<NbdClient>,
+    pub nbd_clients: Live<Vec<NbdClient>>,
 }
 
 impl Config {
@@ -263,7 +268,7 @@ impl Config {
     }
 
     /// The peer of this name.
-    pub fn peer(&self, name: &str) -> Option<&Peer> {
+    pub fn peer(&self, name: &str) -> Option<Arc<Peer>> {
         self.peers.get(name)
     }
 

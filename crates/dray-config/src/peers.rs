@@ -1,6 +1,8 @@
 //! The hosts of `[[peer]]`, and what each may do on this one.
 
+use crate::live::Live;
 use std::fmt;
+use std::sync::Arc;
 
 /// One thing that a peer may do on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,6 +83,14 @@ impl Peer {
         self.rights.contains(&right)
     }
 
+    /// Whether it may do everything here that `other`, an earlier state of it, may.
+    pub(crate) fn may_all_of(&self, other: &Self) -> bool {
+        let reads = |host| self.reads_store_of.contains(host);
+        other.rights.iter().all(|&right| self.may(right))
+            && other.pools.iter().all(|pool| self.may_use(pool))
+            && other.reads_store_of.iter().all(reads)
+    }
+
     /// The line of its `[[peer]]` with which it would have this right as well.
     pub fn line_with(&self, right: Right) -> String {
         let all = Right::ALL.into_iter();
@@ -88,23 +98,28 @@ impl Peer {
     }
 }
 
-/// The peers of the configuration.
+/// The peers of the configuration, as they are now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peers(Vec<Peer>);
+pub struct Peers(Live<Vec<Arc<Peer>>>);
 
 impl Peers {
     /// These peers.
     pub fn new(peers: Vec<Peer>) -> Self {
-        Self(peers)
+        Self(Live::new(peers.into_iter().map(Arc::new).collect()))
     }
 
     /// All of them.
-    pub fn all(&self) -> &[Peer] {
-        &self.0
+    pub fn all(&self) -> Arc<Vec<Arc<Peer>>> {
+        self.0.now()
     }
 
     /// The peer of this name.
-    pub fn get(&self, name: &str) -> Option<&Peer> {
-        self.0.iter().find(|peer| peer.name.eq_ignore_ascii_case(name))
+    pub fn get(&self, name: &str) -> Option<Arc<Peer>> {
+        self.all().iter().find(|peer| peer.name.eq_ignore_ascii_case(name)).cloned()
+    }
+
+    /// From now on they are these.
+    pub(crate) fn take(&self, other: &Self) {
+        self.0.take(&other.0);
     }
 }

@@ -57,7 +57,12 @@ impl QemuProcess {
 
     /// Whether it still runs.
     pub fn runs(&self) -> bool {
-        started(self.pid) == Some(self.started) && boot().is_some_and(|boot| boot == self.boot)
+        started(self.pid) == Some(self.started) && self.is_of_this_boot()
+    }
+
+    /// Whether the host has not been booted since it was found.
+    pub(crate) fn is_of_this_boot(&self) -> bool {
+        boot().is_some_and(|boot| boot == self.boot)
     }
 
     /// The user with whose rights it opens files; none when it has ended.

@@ -17,7 +17,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// A file, whatever its name.
+/// A file, whatever its name, in this boot of the host: the next one may number its file systems in another way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FileId {
     /// The file system's device number.
@@ -70,6 +70,23 @@ impl Released {
     /// Whether what is written to it is tracked now, as far as can be told without asking QEMU.
     pub fn is_tracked(&self) -> bool {
         self.bitmap.is_some() && self.qemu.runs()
+    }
+
+    /// Whether this is the file that QEMU has taken back. In another boot its file system may have another number; where
+    /// it does not tell when a file was made, the number has to be the same.
+    fn is_of(&self, file: &FileId) -> bool {
+        let file_system = file.device == self.file.device
+            || (!self.qemu.is_of_this_boot() && self.file.file.birth.is_some());
+        file_system && file.file.is_same(&self.file.file)
+    }
+
+    /// Whether the file is gone from a directory that is there. One whose whole directory is gone may come back, and one
+    /// whose directory is of another file system: its own is not mounted yet.
+    fn is_gone(&self) -> bool {
+        let path = &self.image.path;
+        let dir = path.parent().and_then(|dir| std::fs::metadata(dir).ok());
+        let own = dir.is_some_and(|dir| dir.is_dir() && dir.dev() == self.file.device);
+        own && matches!(path.try_exists(), Ok(false))
     }
 
     /// Whether there is a line of generations to go on with.
@@ -135,7 +152,7 @@ impl Notes {
         let file = FileId::of(path).ok()?;
         self.all()
             .into_iter()
-            .find(|note| note.done && note.image.path == path && note.file == file)
+            .find(|note| note.done && note.image.path == path && note.is_of(&file))
     }
 
     /// What this process has taken back, or was about to when an agent died: these nodes its command line
@@ -186,9 +203,8 @@ impl Notes {
     /// whose QEMU has ended. One that cannot be removed is in nobody's way.
     pub(crate) fn sweep(&self) {
         let useless = |note: &Released| {
-            let gone = FileId::of(&note.image.path).is_ok_and(|now| now != note.file)
-                || is_gone(&note.image.path);
-            gone || (!note.has_line() && !note.qemu.runs())
+            let another = FileId::of(&note.image.path).is_ok_and(|now| !note.is_of(&now));
+            another || note.is_gone() || (!note.has_line() && !note.qemu.runs())
         };
         for note in self.all().into_iter().filter(useless) {
             if let Err(why) = self.remove(note.image.id) {
@@ -196,11 +212,4 @@ impl Notes {
             }
         }
     }
-}
-
-/// Whether a file is gone from a directory that is there. One whose whole directory is gone may come
-/// back: its file system is not mounted yet.
-fn is_gone(path: &Path) -> bool {
-    let dir = path.parent().is_some_and(|dir| dir.is_dir());
-    dir && matches!(path.try_exists(), Ok(false))
 }

@@ -204,7 +204,7 @@ fn talk(input: Vec<u8>) -> (io::Result<bool>, Vec<u8>) {
     let mut inbound = Inbound::new(Arc::clone(&script) as Arc<dyn Channel>);
     let door = Door::new(&One, Client::default(), OPEN_PATIENCE, &|_| false);
     let tls = (&Tls::Off, None);
-    let end = negotiate(&mut inbound, door, tls, || false, || {}, |_| Some(()));
+    let end = negotiate(&mut inbound, door, tls, || false, |_| {}, |_| Some(()));
     let end = end.map(|end| end.is_some());
     let output = script.output.lock().unwrap().clone();
     (end, output)

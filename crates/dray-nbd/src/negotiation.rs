@@ -5,7 +5,7 @@ use crate::inbound::Inbound;
 use crate::limits::{MAX_OPTION, MAX_OPTIONS, MAX_SKIPPED_OPTION, NEGOTIATION_TIME};
 use crate::option::OptionHeader;
 use crate::proto::{INIT_MAGIC, OPTION_MAGIC, handshake, opt};
-use crate::tls::{GuestList, Tls, TlsChannel};
+use crate::tls::{GuestList, Leave, Tls, TlsChannel};
 use dray_serve::{Access, Door};
 use rustls::pki_types::CertificateDer;
 use std::io::{self, IoSlice};
@@ -17,7 +17,7 @@ fn invalid(why: &str) -> io::Error {
 }
 
 /// Negotiates until the client may send requests; `None` when it leaves before that. `proved` is
-/// called when it has shown a good certificate. `enter` is
+/// called when it has shown a good certificate, with what that leaves to it if there is a list of guests. `enter` is
 /// called before the client learns that it may, and may still turn it away with `None`. Once
 /// `is_closing`, the client is not answered any more: whatever the answer, it would be of a server
 /// that leaves, and clients take a refusal for the last word.
@@ -29,7 +29,7 @@ pub(crate) fn negotiate<T>(
     door: Door<'_>,
     (tls, guests): (&Tls, Option<&Arc<dyn GuestList>>),
     is_closing: impl Fn() -> bool,
-    proved: impl Fn(),
+    proved: impl Fn(Option<Leave>),
     enter: impl FnOnce(&Agreed) -> Option<T>,
 ) -> io::Result<Option<(Box<Agreed>, T)>> {
     let deadline = Instant::now() + NEGOTIATION_TIME;
@@ -56,12 +56,15 @@ pub(crate) fn negotiate<T>(
             Next::Option => send(inbound, &mut dialogue.out)?,
             Next::StartTls => {
                 send(inbound, &mut dialogue.out)?;
-                let certificate = start_tls(inbound, tls, deadline)?;
+                let certificates = start_tls(inbound, tls, deadline)?;
                 dialogue.tls_is_active();
-                if certificate.is_some() {
-                    proved();
+                let leave = guests.map(|guests| leave_of(&**guests, &certificates));
+                if !certificates.is_empty() {
+                    proved(leave.clone());
                 }
-                limit(&mut dialogue, guests, certificate.as_ref());
+                if let Some(leave) = leave {
+                    dialogue.door.limit(move |name| leave(name));
+                }
             }
             Next::Transmit(agreed) => {
                 let Some(entered) = enter(&agreed) else { return Ok(None) };
@@ -82,16 +85,11 @@ fn secrecy_of(tls: &Tls) -> Secrecy {
     }
 }
 
-/// Where there is a list of guests, the client sees what that leaves to its certificate.
-fn limit(
-    dialogue: &mut Dialogue<'_>,
-    guests: Option<&Arc<dyn GuestList>>,
-    certificate: Option<&CertificateDer<'static>>,
-) {
-    let Some(guests) = guests else { return };
-    match certificate {
-        Some(certificate) => dialogue.door.limit(guests.leave(certificate)),
-        None => dialogue.door.limit(|_| Access::Nothing),
+/// What the list of guests leaves to a client; nothing to one without a certificate.
+fn leave_of(guests: &dyn GuestList, certificates: &[CertificateDer<'_>]) -> Leave {
+    match certificates {
+        [] => Arc::new(|_: &str| Access::Nothing),
+        certificates => guests.leave(certificates),
     }
 }
 
@@ -135,7 +133,7 @@ fn start_tls(
     inbound: &mut Inbound,
     tls: &Tls,
     deadline: Instant,
-) -> io::Result<Option<CertificateDer<'static>>> {
+) -> io::Result<Vec<CertificateDer<'static>>> {
     if !inbound.buffered().is_empty() {
         // They came in the clear and may be anyone's.
         return Err(invalid("bytes between starttls and its answer"));
@@ -144,7 +142,7 @@ fn start_tls(
         return Err(invalid("tls is not configured"));
     };
     let socket = inbound.channel().bare()?.ok_or_else(|| invalid("tls inside tls"))?;
-    let (secure, certificate) = TlsChannel::accept(socket, Arc::clone(config), deadline)?;
+    let (secure, certificates) = TlsChannel::accept(socket, Arc::clone(config), deadline)?;
     inbound.replace_channel(Arc::new(secure));
-    Ok(certificate)
+    Ok(certificates)
 }

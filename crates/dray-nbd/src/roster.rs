@@ -2,6 +2,8 @@
 
 use crate::channel::{Channel, Socket};
 use crate::limits::MAX_STRANGERS;
+use crate::tls::Leave;
+use dray_serve::Access;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -31,6 +33,10 @@ struct Entry {
     address: Option<IpAddr>,
     /// It has shown a certificate that was found good.
     proved: bool,
+    /// What it may do, where not everybody may do everything.
+    leave: Option<Leave>,
+    /// What it does with its export.
+    does: Access,
     /// Its grace was over once: nobody waits for it again.
     cut: bool,
 }
@@ -80,6 +86,12 @@ impl Entry {
     /// Whether it has come over TCP, and nobody knows yet who it is: it has no export and has shown no certificate.
     fn is_stranger(&self) -> bool {
         self.address.is_some() && self.export.is_none() && !self.proved
+    }
+
+    /// Whether it does more than it may now.
+    fn has_lost_its_leave(&self) -> bool {
+        let (Some(leave), Some(export)) = (&self.leave, &self.export) else { return false };
+        leave(export) < self.does
     }
 
     fn close(&self) {
@@ -137,6 +149,8 @@ impl Roster {
             export: None,
             address,
             proved: false,
+            leave: None,
+            does: Access::Nothing,
             cut: false,
         };
         live.entries.insert(id, entry);
@@ -157,6 +171,11 @@ impl Roster {
     /// Ends the connections to `export`.
     pub(crate) fn disconnect(&self, export: &str, grace: Duration, wake: impl Fn()) -> usize {
         self.end(|entry| entry.export.as_deref() == Some(export), grace, wake)
+    }
+
+    /// Ends the connections that do more than they may now.
+    pub(crate) fn end_without_leave(&self, grace: Duration, wake: impl Fn()) -> usize {
+        self.end(Entry::has_lost_its_leave, grace, wake)
     }
 
     /// Ends every connection that `which` chooses: requests under way are finished for at most
@@ -189,18 +208,21 @@ impl Roster {
 }
 
 impl RosterEntry {
-    /// Notes that the client has shown a certificate that was found good.
-    pub(crate) fn has_proved_itself(&self) {
+    /// Notes that the client has shown a certificate that was found good, and what that leaves to it.
+    pub(crate) fn has_proved_itself(&self, leave: Option<Leave>) {
         if let Some(entry) = self.roster.live().entries.get_mut(&self.id) {
             entry.proved = true;
+            entry.leave = leave;
         }
     }
 
-    /// Notes which export the connection uses.
-    pub(crate) fn uses(&self, export: &str) {
-        if let Some(entry) = self.roster.live().entries.get_mut(&self.id) {
-            entry.export = Some(export.to_owned());
-        }
+    /// Notes which export the connection uses, and what it does with it. False when it may not any more.
+    pub(crate) fn uses(&self, export: &str, does: Access) -> bool {
+        let mut live = self.roster.live();
+        let Some(entry) = live.entries.get_mut(&self.id) else { return true };
+        entry.export = Some(export.to_owned());
+        entry.does = does;
+        !entry.has_lost_its_leave()
     }
 }
 
@@ -229,15 +251,15 @@ mod tests {
         };
         let places: Vec<_> = (0..MAX_STRANGERS).map(|_| come(usize::MAX).unwrap()).collect();
         assert!(come(usize::MAX).is_none(), "that is the share of one address");
-        places.iter().for_each(RosterEntry::has_proved_itself);
+        places.iter().for_each(|place| place.has_proved_itself(None));
         let silent = come(usize::MAX).expect("those before it are known");
         // The stranger goes for somebody else, and nobody goes after that who uses an export.
         let max = MAX_STRANGERS + 1;
         let next = come(max).expect("there was a stranger");
         assert!(!roster.live().entries.contains_key(&silent.id));
-        next.has_proved_itself();
+        next.has_proved_itself(None);
         let all = places.iter().chain([&next]);
-        all.enumerate().for_each(|(n, place)| place.uses(&n.to_string()));
+        all.enumerate().for_each(|(n, place)| assert!(place.uses(&n.to_string(), Access::Read)));
         assert!(come(max).is_none());
         assert_eq!(roster.len(), max);
     }
@@ -251,7 +273,7 @@ mod tests {
             let (client, socket) = UnixStream::pair().unwrap();
             clients.push(client);
             let place = roster.enter(&Arc::new(Socket::Unix(socket)), MAX)?;
-            export.into_iter().for_each(|export| place.uses(export));
+            export.into_iter().for_each(|export| assert!(place.uses(export, Access::Read)));
             Some(place)
         };
         let stays = |place: &RosterEntry| roster.live().entries.contains_key(&place.id);

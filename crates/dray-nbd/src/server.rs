@@ -13,7 +13,7 @@ use crate::session::Session;
 use crate::tls::{GuestList, Tls};
 use crate::writer::Writer;
 use dray_serve::limits::OPEN_PATIENCE;
-use dray_serve::{Attachment, Attachments, ClientLink, Door, Exports, FrontEnd, Process};
+use dray_serve::{Access, Attachment, Attachments, ClientLink, Door, Exports, FrontEnd, Process};
 use parking_lot::Mutex;
 use rustls::ServerConfig;
 use std::io;
@@ -174,6 +174,10 @@ impl FrontEnd for ServerHandle {
     fn shut(&self, grace: Duration) -> usize {
         self.shutdown_within(grace)
     }
+
+    fn look_again(&self, grace: Duration) -> usize {
+        self.roster.end_without_leave(grace, || self.attachments.wake())
+    }
 }
 
 impl Drop for ServerHandle {
@@ -218,7 +222,10 @@ impl Service {
     /// Notes what the connection uses. Asks again whether it may: an export that was withdrawn and
     /// disconnected since it was opened, or is another image by now, must not keep this connection.
     fn enter(&self, place: &RosterEntry, line: &ClientLink, agreed: &Agreed) -> Option<Attachment> {
-        place.uses(&agreed.name);
+        let does = if agreed.rules.read_only { Access::Read } else { Access::Write };
+        if !place.uses(&agreed.name, does) {
+            return None;
+        }
         let attachment = self.attachments.attach(&agreed.name, line, NEGOTIATION_TIME)?;
         let now = self.attachments.exports().open(&agreed.name, &line.client).ok()?;
         std::ptr::addr_eq(Arc::as_ptr(&now), Arc::as_ptr(&agreed.image)).then_some(attachment)
@@ -240,8 +247,14 @@ impl Service {
         let is_closing = || line.is_closing();
         let enter = |agreed: &Agreed| self.enter(place, &line, agreed);
         let tls = (tls, self.guests.as_ref());
-        let Some((agreed, attachment)) =
-            negotiate(&mut inbound, door, tls, is_closing, || place.has_proved_itself(), enter)?
+        let Some((agreed, attachment)) = negotiate(
+            &mut inbound,
+            door,
+            tls,
+            is_closing,
+            |leave| place.has_proved_itself(leave),
+            enter,
+        )?
         else {
             return Ok(());
         };

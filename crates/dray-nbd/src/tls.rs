@@ -28,13 +28,14 @@ pub enum Tls {
     Required(Arc<ServerConfig>),
 }
 
-/// What a client may do with the export of a name.
-pub type Leave = Box<dyn Fn(&str) -> Access>;
+/// What a client may do with the export of a name, now.
+pub type Leave = Arc<dyn Fn(&str) -> Access + Send + Sync>;
 
 /// Says what clients with a certificate may open.
 pub trait GuestList: Send + Sync {
-    /// What the client that has shown `certificate` may do. This is asked once for each connection.
-    fn leave(&self, certificate: &CertificateDer<'_>) -> Leave;
+    /// What the client that has shown these `certificates`, its own first, may do. This is asked once for each
+    /// connection, and what it answers is asked again when something may have changed.
+    fn leave(&self, certificates: &[CertificateDer<'_>]) -> Leave;
 }
 
 /// A TLS session after its handshake. Lock order: `outgoing`, then `session`.
@@ -89,12 +90,12 @@ impl Write for Raw<'_> {
 }
 
 impl TlsChannel {
-    /// Shakes hands on `socket`; also the client's certificate, if it has shown one.
+    /// Shakes hands on `socket`; also the client's certificates, if it has shown any.
     pub(crate) fn accept(
         socket: Socket,
         config: Arc<ServerConfig>,
         deadline: Instant,
-    ) -> io::Result<(Self, Option<CertificateDer<'static>>)> {
+    ) -> io::Result<(Self, Vec<CertificateDer<'static>>)> {
         let mut session = ServerConnection::new(config).map_err(tls_error)?;
         session.set_buffer_limit(Some(2 * SEND_PIECE));
         let mut raw = Raw { socket: &socket, deadline };
@@ -104,15 +105,15 @@ impl TlsChannel {
         while session.wants_write() {
             session.write_tls(&mut raw)?;
         }
-        let certificate = session.peer_certificates().and_then(<[_]>::first);
-        let certificate = certificate.map(|first| first.clone().into_owned());
+        let shown = session.peer_certificates().unwrap_or_default();
+        let certificates = shown.iter().map(|one| one.clone().into_owned()).collect();
         let channel = Self {
             socket,
             session: Mutex::new(session),
             incoming: Mutex::new(Incoming { bytes: vec![0; RECEIVE], start: 0, end: 0 }),
             outgoing: Mutex::new(Vec::new()),
         };
-        Ok((channel, certificate))
+        Ok((channel, certificates))
     }
 
     /// Receives plaintext, with `ciphertext` to get more of what it is made from, if it can.

@@ -1,6 +1,8 @@
 //! Opening a connection to a peer: address, TLS, hello, its answer.
 
+use crate::connections::{Opened, OtherEnd};
 use crate::error::{NetError, NetErrorKind};
+use crate::listen::peer_certificates;
 use crate::socket::{self, Socket};
 use crate::stream::{Stream, Tls};
 use crate::tls::{self, Identity};
@@ -64,6 +66,9 @@ async fn open(
         let connector = TlsConnector::from(identity.client()?);
         let tls = connector.connect(server, Socket::new(tcp)).await;
         let mut tls = TlsStream::from(tls.map_err(|error| tls::translate(error, name))?);
+        let (peer, certificates) = (name.to_owned(), peer_certificates(&tls));
+        let other = OtherEnd { peer, opened: Opened::Here, certificates };
+        identity.list(tls.get_mut().0, other)?;
         let (version, features) = greet(&mut tls, name, kind, hello).await?;
         Ok(Stream::new(tls, name.to_owned(), kind, version, features))
     };

@@ -9,6 +9,7 @@
 pub mod bucket;
 pub mod budget;
 pub mod compress;
+mod connections;
 pub mod control;
 pub mod dial;
 pub mod error;
@@ -32,6 +33,7 @@ pub mod tls;
 pub mod tunnel;
 pub mod zeros;
 
+pub use connections::{Opened, OtherEnd};
 pub use control::{ControlReceiver, ControlSender, ControlSettings, control_stream};
 pub use dial::{DialSettings, dial};
 pub use error::{NetError, NetErrorKind};

@@ -5,6 +5,7 @@
 //! before the answer is limited in time, size and number (I7).
 
 use crate::AGENT;
+use crate::connections::{Opened, OtherEnd};
 use crate::error::{NetError, NetErrorKind, UPGRADE};
 use crate::greeting::{Greetings, Place};
 use crate::memory::Memory;
@@ -14,6 +15,7 @@ use crate::tls::{self, Identity};
 use dray_types::{ErrorKind, Refusal};
 use dray_wire::hello::{self, PREFACE_LEN, Preface};
 use dray_wire::{Hello, HelloReply, StreamKind, WireError};
+use rustls::pki_types::CertificateDer;
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -235,7 +237,8 @@ impl<K: Fn(&str) -> Option<String>> Door<K> {
         let acceptor = TlsAcceptor::from(self.identity.server()?);
         let tls = acceptor.accept(Socket::new(tcp)).await;
         let mut tls = TlsStream::from(tls.map_err(|why| tls::translate(why, "the peer"))?);
-        let names = peer_names(&tls);
+        let certificates = peer_certificates(&tls);
+        let names = certificates.first().map(tls::dns_names).unwrap_or_default();
         let (preface, hello) = match read_hello(&mut tls).await {
             Ok(read) => read,
             Err(Unread::Wire(why)) => {
@@ -255,6 +258,8 @@ impl<K: Fn(&str) -> Option<String>> Door<K> {
             refuse(&mut tls, preface.kind, why.clone()).await;
             return Err(NetError::refused(why));
         };
+        let other = OtherEnd { peer: peer.clone(), opened: Opened::There, certificates };
+        self.identity.list(tls.get_mut().0, other)?;
         let Preface { kind, version, .. } = preface;
         let memory = self.memory.clone();
         Ok(Incoming { peer, kind, hello, remote, version, tls, memory })
@@ -275,9 +280,10 @@ fn unknown_peer(names: &[String]) -> Refusal {
         .hint("add a [[peer]] with this name to the other host's dray.toml")
 }
 
-fn peer_names(tls: &Tls) -> Vec<String> {
-    let certs = tls.get_ref().1.peer_certificates().unwrap_or_default();
-    certs.first().map(tls::dns_names).unwrap_or_default()
+/// The certificates with which the peer has proved who it is, its own first.
+pub(crate) fn peer_certificates(tls: &Tls) -> Vec<CertificateDer<'static>> {
+    let shown = tls.get_ref().1.peer_certificates().unwrap_or_default();
+    shown.iter().map(|one| one.clone().into_owned()).collect()
 }
 
 enum Unread {

@@ -2,25 +2,31 @@
 //!
 //! ```text
 //! DIR/ca-cert.pem, DIR/ca-key.pem      the authority; its key stays where it was made
+//! DIR/ca-crl.pem                       what it has revoked: copy to every host's [tls] dir
 //! DIR/NAME/ca-cert.pem                 ┐
 //! DIR/NAME/server-{cert,key}.pem       ├ what host NAME gets: copy to its [tls] dir
 //! DIR/NAME/client-{cert,key}.pem       ┘
 //! ```
 //! A host's name is its certificates' DNS name and common name; peers know it by that. Nothing
-//! that exists is ever overwritten.
+//! that exists is ever overwritten, except the list of what was revoked, which grows.
 
-use crate::tls::{CA_CERT, CLIENT_CERT, CLIENT_KEY, SERVER_CERT, SERVER_KEY};
+use crate::tls::{CA_CERT, CA_CRL, CLIENT_CERT, CLIENT_KEY, SERVER_CERT, SERVER_KEY, read_certs};
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose,
+    RevokedCertParams, SanType, SerialNumber,
 };
+use rustls::pki_types::CertificateRevocationListDer;
+use rustls::pki_types::pem::PemObject;
 use std::fmt;
 use std::fs::{DirBuilder, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+use x509_parser::prelude::{CertificateRevocationList, FromDer};
+use x509_parser::revocation_list::RevokedCertificate;
 
 /// The authority's key.
 pub const CA_KEY: &str = "ca-key.pem";
@@ -116,11 +122,7 @@ pub fn issue_for(
     validity: Validity,
 ) -> Result<PathBuf, PkiError> {
     check_name(name)?;
-    let ca_pem = read(&dir.join(CA_CERT))?;
-    let ca_key = read(&dir.join(CA_KEY))?;
-    let bad = |why: rcgen::Error| failed(format!("use the authority in {}: {why}", dir.display()));
-    let ca_key = KeyPair::from_pem(&ca_key).map_err(bad)?;
-    let issuer = Issuer::from_ca_cert_pem(&ca_pem, ca_key).map_err(bad)?;
+    let (ca_pem, issuer) = authority(dir)?;
     let host = dir.join(name);
     let files = [CA_CERT, SERVER_CERT, SERVER_KEY, CLIENT_CERT, CLIENT_KEY];
     refuse_existing(&files.map(|file| host.join(file)))?;
@@ -134,6 +136,95 @@ pub fn issue_for(
     sign(&host, CLIENT_CERT, CLIENT_KEY, &params, &issuer)?;
     write_new(&host.join(CA_CERT), &ca_pem, 0o644)?;
     Ok(host)
+}
+
+/// The authority in `dir`: its certificate, and what signs in its name.
+fn authority(dir: &Path) -> Result<(String, Issuer<'static, KeyPair>), PkiError> {
+    let ca_pem = read(&dir.join(CA_CERT))?;
+    let ca_key = read(&dir.join(CA_KEY))?;
+    let bad = |why: rcgen::Error| failed(format!("use the authority in {}: {why}", dir.display()));
+    let ca_key = KeyPair::from_pem(&ca_key).map_err(bad)?;
+    let issuer = Issuer::from_ca_cert_pem(&ca_pem, ca_key).map_err(bad)?;
+    Ok((ca_pem, issuer))
+}
+
+/// Revokes the certificates in these files, besides those that were revoked before. Returns the authority's list
+/// and how many of the certificates are new in it.
+///
+/// # Errors
+/// When a file is no certificate of the authority in `dir`, or the list cannot be read or written.
+pub fn revoke(dir: &Path, certificates: &[PathBuf]) -> Result<(PathBuf, usize), PkiError> {
+    let (_, issuer) = authority(dir)?;
+    let path = dir.join(CA_CRL);
+    let (mut revoked, number) = revoked(&path)?;
+    let before = revoked.len();
+    let now = SystemTime::now();
+    for file in certificates {
+        let serial = serial_of(file, &dir.join(CA_CERT))?;
+        if revoked.iter().all(|one| one.serial_number != serial) {
+            revoked.push(revoked_now(serial, now));
+        }
+    }
+    let added = revoked.len() - before;
+    if added == 0 && before > 0 {
+        return Ok((path, 0));
+    }
+    let params = CertificateRevocationListParams {
+        this_update: (now - BACKDATED).into(),
+        next_update: (now + DAY * CA_DAYS).into(),
+        crl_number: SerialNumber::from(number + 1),
+        issuing_distribution_point: None,
+        revoked_certs: revoked,
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    let list = params.signed_by(&issuer).and_then(|list| list.pem());
+    let list = list.map_err(|why| failed(format!("make {}: {why}", path.display())))?;
+    replace(&path, &list)?;
+    Ok((path, added))
+}
+
+fn revoked_now(serial_number: SerialNumber, now: SystemTime) -> RevokedCertParams {
+    let revocation_time = now.into();
+    RevokedCertParams { serial_number, revocation_time, reason_code: None, invalidity_date: None }
+}
+
+/// What the list at `path` holds, and its number; nothing where there is none.
+fn revoked(path: &Path) -> Result<(Vec<RevokedCertParams>, u64), PkiError> {
+    let wrong = |why: String| failed(format!("read {}: {why}", path.display()));
+    let pem = match std::fs::read(path) {
+        Ok(pem) => pem,
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), 0)),
+        Err(why) => return Err(wrong(why.to_string())),
+    };
+    let list = CertificateRevocationListDer::from_pem_slice(&pem);
+    let list = list.map_err(|why| wrong(format!("not a PEM revocation list: {why}")))?;
+    let (_, list) =
+        CertificateRevocationList::from_der(&list).map_err(|why| wrong(why.to_string()))?;
+    let again = |one: &RevokedCertificate<'_>| {
+        let serial = SerialNumber::from_slice(one.raw_serial());
+        let at = u64::try_from(one.revocation_date.timestamp()).unwrap_or_default();
+        revoked_now(serial, SystemTime::UNIX_EPOCH + Duration::from_secs(at))
+    };
+    let number = list.crl_number().and_then(|number| number.to_u64_digits().first().copied());
+    Ok((list.iter_revoked_certificates().map(again).collect(), number.unwrap_or_default()))
+}
+
+/// The number of the certificate in `file`, which the authority with this certificate has signed.
+fn serial_of(file: &Path, authority: &Path) -> Result<SerialNumber, PkiError> {
+    let unread = |why: String| PkiError {
+        what: format!("revoke {}: {why}", file.display()),
+        hint: Some("name the file of the certificate to revoke with --cert"),
+    };
+    let parse =
+        |path: &Path| read_certs(path).map_err(|why| unread(why.why)).map(|certs| certs[0].clone());
+    let (own, authority) = (parse(file)?, parse(authority)?);
+    let read =
+        |der| x509_parser::parse_x509_certificate(der).map_err(|why| unread(why.to_string()));
+    let ((_, own), (_, authority)) = (read(&own)?, read(&authority)?);
+    if own.issuer().as_raw() != authority.subject().as_raw() {
+        return Err(unread("another authority has signed it".to_owned()));
+    }
+    Ok(SerialNumber::from_slice(own.raw_serial()))
 }
 
 fn host_params(
@@ -230,6 +321,18 @@ fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
         OpenOptions::new().write(true).create_new(true).mode(mode).open(path).map_err(error)?;
     file.write_all(text.as_bytes()).map_err(error)?;
     file.sync_all().map_err(error)
+}
+
+/// Puts `text` in the place of what is at `path`: all of it, or nothing.
+fn replace(path: &Path, text: &str) -> Result<(), PkiError> {
+    let error = |why| failed(format!("write {}: {why}", path.display()));
+    let new = path.with_extension("pem.new");
+    match std::fs::remove_file(&new) {
+        Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(error(why)),
+        _ => {}
+    }
+    write_new(&new, text, 0o644)?;
+    std::fs::rename(&new, path).map_err(error)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! TLS reads 4 KiB at a time; the buffer turns that into few large reads. It moves along when a
 //! connection changes from tasks to a thread of its own, so that nothing read ahead is lost.
 
+use crate::connections::Listed;
 use crate::silence::{self, Silence};
 use crate::stats::NetStats;
 use dray_wire::StreamKind;
@@ -69,6 +70,8 @@ impl Count {
 #[derive(Debug)]
 pub(crate) struct Socket<T> {
     tcp: T,
+    /// Its place among all connections, once its peer is known.
+    pub(crate) listed: Option<Listed>,
     buffer: Vec<u8>,
     /// Bytes of `buffer` that were read from the kernel but not yet handed on.
     ready: std::ops::Range<usize>,
@@ -112,6 +115,7 @@ impl Socket<tokio::net::TcpStream> {
     pub(crate) fn new(tcp: tokio::net::TcpStream) -> Self {
         Self {
             tcp,
+            listed: None,
             buffer: vec![0; EARLY_BUFFER],
             ready: 0..0,
             count: Count::default(),
@@ -126,8 +130,8 @@ impl Socket<tokio::net::TcpStream> {
         let tcp = self.tcp.into_std()?;
         tcp.set_nonblocking(false)?;
         tcp.set_write_timeout(Some(silence::LOOK))?;
-        let Self { buffer, ready, count, silence, patience, until, .. } = self;
-        Ok(Socket { tcp, buffer, ready, count, silence, patience, until })
+        let Self { listed, buffer, ready, count, silence, patience, until, .. } = self;
+        Ok(Socket { tcp, listed, buffer, ready, count, silence, patience, until })
     }
 }
 

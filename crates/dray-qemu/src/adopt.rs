@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, not_undone};
 use crate::graph::{Graph, Layer};
 use crate::nodes::{add_node, after_exchange, delete_node, undo_add};
 use crate::options::Options;
-use crate::pivot::{abandon_pivot, delete_rest, exchange, unasked};
-use crate::plan::{LayerPlan, check_unused, grows};
+use crate::pivot::{MayPivot, abandon_pivot, delete_rest, exchange, unasked};
+use crate::plan::{LayerPlan, Pivot, check_unused, grows};
 use crate::qmp::Qmp;
+use crate::release::release;
 
 /// An export of an NBD server on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,32 +101,40 @@ pub async fn adopt(
     options: AdoptOptions,
 ) -> Result<Adopted> {
     let start = Instant::now();
-    let (adopted, old) = adopt_keeping(qmp, plan, export, options).await?;
+    let (adopted, old) = adopt_keeping(qmp, plan, export, options, &unasked).await?;
     let closed = old.close(qmp, plan).await.map_err(after_exchange);
     closed.map_err(|e| e.during(format!("could not adopt disk {}", plan.qdev)))?;
     Ok(Adopted { total: start.elapsed(), ..adopted })
 }
 
-/// [`adopt()`], but the old node stays, with the bitmaps that dray has on it: the caller closes it.
+/// [`adopt()`], but the old node stays, with the bitmaps that dray has on it: the caller closes it. `is_whole` is asked
+/// when the guest is on the export: somebody may have resized the disk at any moment before. Its error puts the disk back
+/// on its file.
 pub async fn adopt_keeping(
     qmp: &Qmp,
     plan: &LayerPlan,
     export: &NbdExport,
     options: AdoptOptions,
+    is_whole: MayPivot<'_>,
 ) -> Result<(Adopted, OldFile)> {
     let start = Instant::now();
     let what = || format!("could not adopt disk {}", plan.qdev);
     abandon_pivot(qmp, plan).await.map_err(|e| e.during(what()))?;
     let graph = Graph::read(qmp).await.map_err(|e| e.during(what()))?;
     let layer = local_layer(&graph, plan).map_err(|e| e.during(what()))?;
+    check_unresized(plan, &layer).map_err(|e| e.during(what()))?;
     let bitmaps =
         check_unused(&graph, plan, &layer, options.drop_bitmaps).map_err(|e| e.during(what()))?;
     // Left behind by an adoption that was interrupted before its pivot.
     delete_node(qmp, &plan.nbd_node()).await.map_err(|e| e.during(what()))?;
     add_node(qmp, &export.node(plan)).await.map_err(|e| e.during(what()))?;
-    let pivoted = splice(qmp, plan, &layer, &bitmaps).await;
-    let pivot = match pivoted {
+    let spliced = match splice(qmp, plan, &layer, &bitmaps).await {
+        Ok(pivot) => stay_or_go_back(qmp, plan, is_whole).await.map(|()| pivot),
+        Err(error) => Err(error),
+    };
+    let pivot = match spliced {
         Ok(pivot) => pivot,
+        Err(error) if error.kind().is_unknown() => return Err(error.during(what())),
         Err(error) => return Err(undo_add(qmp, &plan.nbd_node(), error).await.during(what())),
     };
     Ok((Adopted { pivot, total: start.elapsed() }, OldFile(layer)))
@@ -146,6 +155,30 @@ async fn splice(
     let start = Instant::now();
     exchange(qmp, plan, &layer.top().name, &nbd, &unasked).await?;
     Ok(start.elapsed())
+}
+
+/// Puts the disk back on its file where `is_whole` finds that it cannot stay on the export: whatever the file has got
+/// behind the export's end would be out of its guest's reach.
+async fn stay_or_go_back(qmp: &Qmp, plan: &LayerPlan, is_whole: MayPivot<'_>) -> Result<()> {
+    // A mirror begins only between nodes of one size, and keeps it.
+    if matches!(plan.pivot, Pivot::Mirror) {
+        return Ok(());
+    }
+    let Err(why) = is_whole() else { return Ok(()) };
+    match release(qmp, plan).await {
+        Ok(_) => Err(why),
+        Err(undo) => Err(not_undone(why, "the disk could not be put back on its file", undo)),
+    }
+}
+
+/// Refuses a disk that somebody has resized since it was planned.
+fn check_unresized(plan: &LayerPlan, layer: &Layer) -> Result<()> {
+    let (size, planned) = (layer.protocol.size, plan.file_size);
+    if size == planned || grows(&plan.format) {
+        return Ok(());
+    }
+    let why = format!("somebody resized it meanwhile: it has {size} bytes, and had {planned}");
+    Err(Error::new(ErrorKind::Mismatch, why))
 }
 
 /// Refuses an export that is not as large as the file: a raw one exactly, a growing one at least.

@@ -4,14 +4,22 @@
 mod support;
 
 use std::path::Path;
+use std::time::Duration;
 
 use dray_qemu::{
-    AdoptOptions, LayerPlan, NodeOptions, Qmp, adopt, graph, release, release_tracked, resize,
-    status,
+    AdoptOptions, Error, ErrorKind, LayerPlan, NodeOptions, Qmp, adopt, adopt_keeping, graph,
+    release, release_tracked, resize, status,
 };
 use dray_testkit::guest::{GuestVm, tools};
 use serde_json::json;
 use support::NbdServer;
+use support::idle::Idle;
+use support::proxy::{At, Proxy, Wrong};
+
+/// The length of a disk that is resized.
+const OLD: u64 = 4 << 20;
+/// No answer is late.
+const LATE: Duration = Duration::ZERO;
 
 /// Runs a qemu-io command as the disk's device.
 async fn io(vm: &GuestVm, qmp: &Qmp, command: &str) {
@@ -191,4 +199,55 @@ async fn a_raw_disk_that_is_cut_off_finds_a_larger_export() {
 
 fn size(path: &Path) -> u64 {
     std::fs::metadata(path).expect("metadata").len()
+}
+
+/// Somebody makes a raw disk longer, and its guest writes there, while dray takes the disk over. At whichever
+/// command that happens the guest keeps what it wrote: on its own file, or, if it came first, refused before.
+#[tokio::test]
+async fn a_disk_that_is_resized_while_it_is_adopted_stays_on_its_file() {
+    if !tools::available(&[tools::QEMU, "qemu-io"]) {
+        return;
+    }
+    let mut met = 0;
+    for file in [
+        "driver=raw,node-name=active,file.driver=file,file.node-name=file,file.filename=",
+        "driver=file,node-name=active,filename=",
+    ] {
+        for nth in 0.. {
+            let dir = tempfile::tempdir().expect("temporary directory");
+            let raw = dir.path().join("disk.raw");
+            std::fs::write(&raw, vec![1; OLD as usize]).expect("image");
+            let builder =
+                Idle::builder(dir.path(), "vm").blockdev(format!("{file}{}", raw.display()));
+            let vm = Idle::start(builder.disk("disk0", "active"), dir.path(), "vm").await;
+            let plan = vm.layers().await.remove(0);
+            let server = NbdServer::start(&raw, &dir.path().join("disk.nbd"));
+            let (at, wrong) = (At::Nth(nth), Wrong::Resized);
+            let proxy = Proxy::start(&vm.monitor(), dir.path().join("proxy"), at, wrong, LATE);
+            let qmp = Qmp::connect(proxy.socket()).await.expect("qmp");
+            let is_whole = || match std::fs::metadata(&raw).expect("length").len() {
+                OLD => Ok(()),
+                _ => Err(Error::new(ErrorKind::Mismatch, "somebody resized it")),
+            };
+            let options = AdoptOptions::default();
+            let adopted = adopt_keeping(&qmp, &plan, &server.export(), options, &is_whole).await;
+            if proxy.commands().len() <= nth {
+                drop(adopted.expect("nobody has resized it"));
+                break;
+            }
+            drop(qmp);
+            // Of a disk on an export QEMU says that it does not grow.
+            if vm.disk().await.size() == 8 << 20 {
+                met += 1;
+                let why = adopted.expect_err("its file is longer than the export").to_string();
+                assert!(why.contains("resized") || why.contains("size"), "{nth}: {why}");
+                assert!(!vm.nodes().await.contains(&plan.nbd_node()), "{nth}: {why}");
+                vm.io("write -P 7 6M 64k").await;
+            } else {
+                drop(adopted.expect("it was resized in vain"));
+            }
+            vm.check(&[(1, "0 4M")]).await;
+        }
+    }
+    assert!(met > 4, "{met}");
 }

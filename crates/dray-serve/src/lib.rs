@@ -30,5 +30,5 @@ pub use attachments::{Attachment, Attachments, ClientLink};
 pub use client::{Client, Process};
 pub use door::{Access, Closed, Door};
 pub use export::{ExportError, ExportInfo, Exports};
-pub use front::FrontEnd;
+pub use front::{FrontEnd, FrontEnds};
 pub use worker::{Flushed, Job, Session, Workers};

@@ -52,7 +52,7 @@ impl Agent {
         images: &[SoughtBase],
     ) -> Answer<Vec<BaseThere>> {
         let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
-        let pool = self.config.pool_for(known, pool).map_err(of_path)?;
+        let pool = self.config.pool_for(&known, pool).map_err(of_path)?;
         if images.len() > MAX_IMAGES {
             return Err(invalid(format!("more than {MAX_IMAGES} images at once")));
         }

@@ -39,7 +39,7 @@ use dray_provider::bases::Digests;
 use dray_provider::offer::Offer;
 use dray_provider::reuse::Reuse;
 use dray_provider::seed::Seeds;
-use dray_serve::Attachments;
+use dray_serve::{Attachments, FrontEnds};
 use dray_vm::frozen::FrozenGuests;
 use dray_vm::hypervisor::Hypervisor;
 use std::path::PathBuf;
@@ -61,6 +61,8 @@ pub struct Agent {
     pub digests: Arc<Digests>,
     /// What runs the VMs of this host.
     pub hypervisor: Arc<dyn Hypervisor>,
+    /// The ways by which guests come to them.
+    pub front_ends: FrontEnds,
     /// Who is attached to them.
     pub attachments: Arc<Attachments>,
     /// Migrations away from here.

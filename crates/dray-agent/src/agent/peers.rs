@@ -197,7 +197,7 @@ impl Agent {
         images: &[ComingImage],
     ) -> Answer<Vec<Base>> {
         let known = self.check_wanted(peer, pool, images)?;
-        self.make_way(known, migration, images).await;
+        self.make_way(&known, migration, images).await;
         // One after the other: two would both take the last place.
         let _alone = self.making_room.lock().await;
         block_in_place(|| self.prepare_for(peer, migration, pool, images))
@@ -209,10 +209,10 @@ impl Agent {
         peer: &str,
         pool: Option<&str>,
         images: &[ComingImage],
-    ) -> Answer<&Peer> {
+    ) -> Answer<Arc<Peer>> {
         check_counts(images)?;
         let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
-        self.config.pool_for(known, pool).map_err(of_path)?;
+        self.config.pool_for(&known, pool).map_err(of_path)?;
         let fits = images.iter().try_for_each(|coming| check_name(&coming.image.name));
         fits.map_err(|why| of_path(why.hint("choose another name with --name HERE=THERE")))?;
         Ok(known)
@@ -230,13 +230,13 @@ impl Agent {
         }
         self.check_new(migration)?;
         let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
-        let pool = self.config.pool_for(known, pool).map_err(of_path)?;
+        let pool = self.config.pool_for(&known, pool).map_err(of_path)?;
         images.iter().try_for_each(|coming| self.refuse_held(peer, &coming.image))?;
         images.iter().try_for_each(|coming| self.refuse_twice(&coming.image, images))?;
         self.show_newest(peer);
         self.check_load(peer, images)?;
         let owners = images.iter().map(owner_here).collect::<Answer<Vec<_>>>()?;
-        let found = self.found_for((known, pool), images)?;
+        let found = self.found_for((&known, pool), images)?;
         let beside = check_made(&self.registry, pool, images)?;
         check_space(pool, images, &found, beside)?;
         let intents = images.iter().zip(&found);
@@ -314,7 +314,7 @@ impl Agent {
     /// What an earlier try has sent stays where it is, so the next one cannot go elsewhere.
     fn check_same_pool(&self, peer: &str, wanted: &str, earlier: &TargetIntent) -> Answer<()> {
         let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
-        let pool = self.config.pool_for(known, Some(wanted)).map_err(of_path)?;
+        let pool = self.config.pool_for(&known, Some(wanted)).map_err(of_path)?;
         if earlier.images.iter().all(|image| pool.holds(&image.path)) {
             return Ok(());
         }

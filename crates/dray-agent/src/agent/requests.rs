@@ -29,7 +29,7 @@ impl Agent {
         link: Option<u64>,
     ) -> Answer<Vec<Seeding>> {
         let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
-        let pool = self.config.pool_for(known, pool).map_err(of_path)?;
+        let pool = self.config.pool_for(&known, pool).map_err(of_path)?;
         if pool.kind != PoolKind::Files {
             let why = "images on devices cannot begin with a backup".to_owned();
             return Ok(vec![Seeding::Nothing { why }; images.len()]);
@@ -37,7 +37,7 @@ impl Agent {
         if images.len() > MAX_IMAGES {
             return Err(invalid(format!("more than {MAX_IMAGES} images at once")));
         }
-        let ask = |image| self.seeds.ask(number, self.seed_parts((known, pool), image, link));
+        let ask = |image| self.seeds.ask(number, self.seed_parts((&known, pool), image, link));
         images.into_iter().map(ask).collect::<Result<_, _>>().map_err(failed)
     }
 
@@ -73,7 +73,7 @@ impl Agent {
         backups: bool,
     ) -> Answer<Vec<Surveyed>> {
         let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
-        let pool = self.config.pool_for(known, pool).map_err(of_path)?;
+        let pool = self.config.pool_for(&known, pool).map_err(of_path)?;
         if images.len() > MAX_IMAGES {
             return Err(invalid(format!("more than {MAX_IMAGES} images at once")));
         }
@@ -89,7 +89,7 @@ impl Agent {
             return Ok(images.iter().map(expected).collect());
         }
         let look = |image| {
-            let parts = self.seed_parts((known, pool), image, None);
+            let parts = self.seed_parts((&known, pool), image, None);
             dray_provider::snapshots::apart(move || seed::survey(&parts, backups))
         };
         let looking: Vec<_> = images.into_iter().map(look).collect();

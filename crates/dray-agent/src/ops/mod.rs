@@ -27,6 +27,7 @@ pub mod prepared;
 mod quit;
 mod record;
 mod released;
+mod reload;
 mod resize;
 mod resume;
 mod seed;

@@ -19,8 +19,8 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 impl Answers<Peers> for Arc<Agent> {
     async fn answer(&self, _: Peers, _: Events) -> ApiResult<Vec<PeerStatus>> {
-        let ask = |peer: &Peer| {
-            let (agent, peer) = (Arc::clone(self), peer.clone());
+        let ask = |peer: &Arc<Peer>| {
+            let (agent, peer) = (Arc::clone(self), Arc::clone(peer));
             tokio::spawn(async move { agent.look_for(&peer).await })
         };
         let asked: Vec<_> = self.config.peers.all().iter().map(ask).collect();

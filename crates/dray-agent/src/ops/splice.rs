@@ -26,8 +26,9 @@ use dray_vm::hypervisor::Vm;
 use dray_vm::look::process_of;
 use dray_vm::picture::{LayerLocation, LayerPicture, Picture, on_local};
 use dray_vm::qemu_error;
+use dray_vm::released::taking::{self, Length};
 use dray_vm::released::watch::Watch;
-use dray_vm::released::{plan_of, release, taking};
+use dray_vm::released::{plan_of, release};
 use dray_vm::{own, own_files};
 use serde::Serialize;
 use std::io;
@@ -127,7 +128,13 @@ impl Agent {
         let export = taking::export(&self.config, record.name.clone());
         let watch = note.as_ref().and_then(|note| Watch::begin(&entry, note.qemu.pid));
         abort::step("AdoptPivot");
-        let adopted = dray_qemu::adopt_keeping(picture.qmp(), &layer.plan, &export, options).await;
+        let adopted = match Length::of(&entry) {
+            Ok(length) => {
+                let (qmp, is_whole) = (picture.qmp(), || length.check());
+                dray_qemu::adopt_keeping(qmp, &layer.plan, &export, options, &is_whole).await
+            }
+            Err(why) => Err(why),
+        };
         match adopted {
             Ok((adopted, old)) => {
                 let (registry, config) = (&self.registry, &self.config);

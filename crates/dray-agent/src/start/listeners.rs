@@ -6,10 +6,9 @@ use crate::api::{Server, group_named, rights};
 use dray_api::{AccessLevel, Command, READERS_SOCKET};
 use dray_config::{Config, may_read, may_write};
 use dray_nbd::{GuestList, Leave, Server as Nbd};
-use dray_net::tls::dns_names;
+use dray_net::tls::{Identity, dns_names};
 use dray_net::{ListenSettings, Listener};
-use dray_serve::{Access, FrontEnd};
-use parking_lot::Mutex;
+use dray_serve::Access;
 use rustls::pki_types::CertificateDer;
 use std::fmt::Display;
 use std::io;
@@ -20,34 +19,26 @@ use std::time::Duration;
 /// Pause between two tries.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The ways by which guests come.
-#[derive(Clone, Default)]
-pub(super) struct FrontEnds(Arc<Mutex<Vec<Box<dyn FrontEnd>>>>);
-
-impl FrontEnds {
-    fn open(&self, one: impl FrontEnd + 'static) {
-        self.0.lock().push(Box::new(one));
-    }
-
-    /// Ends every connection.
-    pub(super) fn end(&self, grace: Duration) {
-        for one in std::mem::take(&mut *self.0.lock()) {
-            one.shut(grace);
-        }
-    }
+/// The clients of `nbd.tcp`, as the configuration has them now.
+struct Guests {
+    config: Arc<Config>,
+    identity: Arc<Identity>,
 }
 
-/// The clients of `nbd.tcp`, as the configuration has them.
-struct Guests(Arc<Config>);
-
 impl GuestList for Guests {
-    fn leave(&self, certificate: &CertificateDer<'_>) -> Leave {
-        let (config, names) = (Arc::clone(&self.0), dns_names(certificate));
-        Box::new(move |export| {
-            let clients = &config.nbd_clients;
-            if may_write(clients, &names, export) {
+    fn leave(&self, certificates: &[CertificateDer<'_>]) -> Leave {
+        let (config, identity) = (Arc::clone(&self.config), Arc::clone(&self.identity));
+        let names = certificates.first().map(dns_names).unwrap_or_default();
+        let certificates: Vec<_> =
+            certificates.iter().map(|one| one.clone().into_owned()).collect();
+        Arc::new(move |export: &str| {
+            if !identity.trusts_client(&certificates) {
+                return Access::Nothing;
+            }
+            let clients = config.nbd_clients.now();
+            if may_write(&clients, &names, export) {
                 Access::Write
-            } else if may_read(clients, &names, export) {
+            } else if may_read(&clients, &names, export) {
                 Access::Read
             } else {
                 Access::Nothing
@@ -67,8 +58,8 @@ impl Agent {
     }
 
     /// Lets this host's guests in; later when it cannot be done now.
-    pub(super) fn let_guests_in(self: &Arc<Self>, front_ends: &FrontEnds) {
-        let (agent, front_ends) = (Arc::clone(self), front_ends.clone());
+    pub(super) fn let_guests_in(self: &Arc<Self>) {
+        let agent = Arc::clone(self);
         let bind = move || {
             const KEY: &str = "listener.guests";
             let group = agent.config.guests.as_deref().and_then(group_named);
@@ -77,7 +68,7 @@ impl Agent {
             let handle = bound
                 .inspect_err(|why| agent.cannot_listen(KEY, "this host's guests", why, hint))?;
             agent.troubles.clear(KEY);
-            front_ends.open(handle);
+            agent.front_ends.open(handle);
             agent.readiness.guests_can_come();
             Ok(())
         };
@@ -85,21 +76,18 @@ impl Agent {
     }
 
     /// Lets clients of other hosts in, who prove by a certificate of the same authority who they are.
-    pub(super) fn let_remote_guests_in(
-        self: &Arc<Self>,
-        address: SocketAddr,
-        front_ends: &FrontEnds,
-    ) {
-        let (agent, front_ends) = (Arc::clone(self), front_ends.clone());
+    pub(super) fn let_remote_guests_in(self: &Arc<Self>, address: SocketAddr) {
+        let agent = Arc::clone(self);
         let bind = move || {
             const KEY: &str = "listener.remote-guests";
             let bound = agent.identity.lasting_server().map_err(io::Error::other);
-            let guests = Arc::new(Guests(Arc::clone(&agent.config)));
+            let (config, identity) = (Arc::clone(&agent.config), Arc::clone(&agent.identity));
+            let guests = Arc::new(Guests { config, identity });
             let bound = bound.and_then(|tls| agent.nbd().bind_guests(address, tls, guests));
             let who = "guests on other hosts (nbd.tcp)";
             let handle = bound.inspect_err(|why| agent.cannot_listen(KEY, who, why, ""))?;
             agent.troubles.clear(KEY);
-            front_ends.open(handle);
+            agent.front_ends.open(handle);
             Ok(())
         };
         try_again(bind);

@@ -2,6 +2,7 @@
 //! certificates are valid, and whether damaged records are still there. Each problem is a trouble
 //! of its own, and does not affect other parts.
 
+use super::SHUTDOWN_GRACE;
 use crate::agent::Agent;
 use dray_config::Problem;
 use std::sync::{Arc, Weak};
@@ -50,6 +51,8 @@ impl Agent {
         let what = "connections to and from other agents do not work without this host's \
                     certificates";
         self.troubles.settle("certificates", what, found, hint);
+        // Of those whose certificates were revoked.
+        self.front_ends.look_again(SHUTDOWN_GRACE);
     }
 
     fn look_at_directories(&self) {

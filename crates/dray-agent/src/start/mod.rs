@@ -5,7 +5,7 @@
 //! configuration, no run directory, a state directory that is not there, cannot be read, or is another
 //! agent's. Everything else is a [trouble](crate::troubles) of one thing, and the rest goes on without it.
 //!
-//! * [`listeners`]: sockets. [`signals`]: being told to end.
+//! * [`listeners`]: sockets. [`signals`]: being told to end. [`reload`]: reading the configuration again.
 //! * [`keepers`]: what is done to images now and then. [`looks`]: what is looked at now and then, and its
 //!   troubles; [`records`]: small ones that are damaged.
 
@@ -13,6 +13,7 @@ mod keepers;
 mod listeners;
 mod looks;
 mod records;
+mod reload;
 mod signals;
 
 use crate::agent::revive::Revived;
@@ -23,8 +24,8 @@ use crate::batches::Batches;
 use crate::readiness::Readiness;
 use crate::troubles::Troubles;
 use dray_api::{ApiResult, ErrorKind, Refusal};
-use dray_config::BackupStore;
 use dray_config::start::Start;
+use dray_config::{BackupStore, Config};
 use dray_host::migration::fate::Preparing;
 use dray_host::migration::waiting::Unrevived;
 use dray_host::registry::Registry;
@@ -35,12 +36,11 @@ use dray_provider::bases::Digests;
 use dray_provider::offer::{Offer, StoreRules};
 use dray_provider::reuse::Reuse;
 use dray_provider::seed::Seeds;
-use dray_serve::Attachments;
+use dray_serve::{Attachments, FrontEnds};
 use dray_vm::exports::ImageExports;
 use dray_vm::flat::Pools;
 use dray_vm::frozen::FrozenGuests;
 use dray_vm::leaving::{Leaving, left_stopped};
-use listeners::FrontEnds;
 use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signals::Signals;
@@ -50,9 +50,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 
 /// Time that guests' requests get to end when the agent is told to.
 const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
+
+/// With what the keys of troubles begin that are about the configuration.
+const CONFIGURATION: &str = "configuration";
 
 /// Mode of the run directory.
 const RUN_DIR_MODE: u32 = 0o755;
@@ -91,16 +95,16 @@ async fn serve(start: Start, what: &str) -> ApiResult<()> {
     agent.release_all_of_ended();
     let revived = agent.revive();
     agent.tell_when_decided();
-    let front_ends = FrontEnds::default();
     let stopped = left_stopped(&agent.registry);
+    let hang_ups = signals.hang_ups();
     signals.serves();
-    agent.let_guests_in(&front_ends);
+    agent.let_guests_in();
     tokio::select! {
-        () = Arc::clone(&agent).work(&start, &front_ends, (revived, stopped)) => {}
+        () = Arc::clone(&agent).work(&start, hang_ups, (revived, stopped)) => {}
         () = signals.told() => {}
     }
     agent.readiness.stopping();
-    agent.end(&front_ends);
+    agent.end();
     drop(lock);
     Ok(())
 }
@@ -158,6 +162,7 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
     }
     let frozen = FrozenGuests::open(store.frozen());
     let agent = Arc::new(Agent {
+        front_ends: FrontEnds::default(),
         attachments: Attachments::new(Arc::new(ImageExports(Arc::clone(&registry)))),
         offer: config.backup_store.as_ref().map(offer),
         reuse: Reuse::new(Arc::clone(&config), Arc::clone(&registry)),
@@ -208,15 +213,20 @@ fn note_configuration(start: &Start, troubles: &Troubles) {
             "`dray check-config --config {path}` shows the problem; correct it and restart the \
              agent"
         );
-        troubles.note("configuration", what, &instead.because, hint);
+        troubles.note(CONFIGURATION, what, &instead.because, hint);
     }
     for problem in &start.problems {
         let what = format!("the agent leaves out a part of {path}");
-        let key = format!("configuration.{}.{}", problem.field, problem.line.unwrap_or_default());
+        let key = format!("{CONFIGURATION}.{}.{}", problem.field, problem.line.unwrap_or_default());
         troubles.note(key, what, problem, "correct it and restart the agent");
     }
-    for problem in start.config.check_backups() {
-        let key = format!("configuration.{}", problem.field);
+    note_backups(&start.config, troubles);
+}
+
+/// Repositories that cannot be used.
+fn note_backups(config: &Config, troubles: &Troubles) {
+    for problem in config.check_backups() {
+        let key = format!("{CONFIGURATION}.{}", problem.field);
         let hint = problem.hint.clone().unwrap_or_default();
         troubles.note(key, "a backup repository cannot be used", problem.what, hint);
     }
@@ -227,7 +237,7 @@ impl Agent {
     async fn work(
         self: Arc<Self>,
         start: &Start,
-        front_ends: &FrontEnds,
+        hang_ups: Arc<Notify>,
         (revived, stopped): (Vec<Revived>, Vec<Leaving>),
     ) {
         self.keep_threads();
@@ -237,6 +247,7 @@ impl Agent {
         tokio::spawn(Arc::clone(&self).keep_releasing());
         tokio::spawn(Arc::clone(&self).keep_settling());
         self.go_on(revived);
+        tokio::spawn(reload::when_told(Arc::clone(&self), hang_ups));
         tokio::spawn(Arc::clone(&self).keep_reviving());
         self.tell_cancelled();
         tokio::spawn(Arc::clone(&self).keep_asking());
@@ -244,7 +255,7 @@ impl Agent {
         Batches::revive(&self);
         self.keep_looking();
         if let Some(address) = self.config.nbd_tcp {
-            self.let_remote_guests_in(address, front_ends);
+            self.let_remote_guests_in(address);
         }
         if let Err(why) = start.has_worked() {
             tracing::warn!(%why, "cannot keep a copy of the configuration as the last good one");
@@ -295,10 +306,10 @@ impl Agent {
     }
 
     /// Ends in order: guests' connections first.
-    fn end(&self, front_ends: &FrontEnds) {
+    fn end(&self) {
         self.frozen.thaw_all();
         // Parked requests would hold this up for their whole stall: they are cut, and come again.
-        front_ends.end(SHUTDOWN_GRACE);
+        self.front_ends.end(SHUTDOWN_GRACE);
         self.registry.save_heat(Instant::now());
         self.registry.stop_lines(SHUTDOWN_GRACE);
         // They would serve nobody until the next agent ends them. Last: one that is being started is waited for.

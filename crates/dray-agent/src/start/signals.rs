@@ -1,4 +1,4 @@
-//! Being told to end: SIGTERM or Ctrl-C. SIGHUP, by which other services read their configuration again, ends nothing.
+//! Being told to end: SIGTERM or Ctrl-C; and to read the configuration again: SIGHUP.
 //!
 //! Once guests are served the agent ends in order. Before that there is nothing to be ended in order, and
 //! whatever the start waits for must not hold the end up: it ends at once, as it does when it is told a
@@ -7,12 +7,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 /// Tells when the agent is to end.
 pub(super) struct Signals {
     told: watch::Receiver<bool>,
     serves: Arc<AtomicBool>,
+    hang_ups: Arc<Notify>,
 }
 
 impl Signals {
@@ -20,8 +21,9 @@ impl Signals {
     pub(super) fn catch() -> Self {
         let (tell, told) = watch::channel(false);
         let serves = Arc::new(AtomicBool::new(false));
+        let hang_ups = Arc::new(Notify::new());
         match signal(SignalKind::hangup()) {
-            Ok(hangup) => drop(tokio::spawn(explain(hangup))),
+            Ok(hangup) => drop(tokio::spawn(pass_on(hangup, Arc::clone(&hang_ups)))),
             Err(why) => tracing::warn!(%why, "cannot catch SIGHUP"),
         }
         match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
@@ -31,7 +33,12 @@ impl Signals {
             // They end it as they end any process: journals are made for that.
             (Err(why), _) | (_, Err(why)) => tracing::warn!(%why, "cannot catch signals"),
         }
-        Self { told, serves }
+        Self { told, serves, hang_ups }
+    }
+
+    /// Is notified at each SIGHUP, also of one that came before.
+    pub(super) fn hang_ups(&self) -> Arc<Notify> {
+        Arc::clone(&self.hang_ups)
     }
 
     /// Guests are served: from now on the first signal is waited for with [`told`](Self::told).
@@ -47,13 +54,9 @@ impl Signals {
     }
 }
 
-/// Says what to do instead.
-async fn explain(mut hangup: Signal) {
+async fn pass_on(mut hangup: Signal, hang_ups: Arc<Notify>) {
     while hangup.recv().await.is_some() {
-        tracing::info!(
-            "SIGHUP changes nothing: restart the agent, and it reads its configuration; guests wait meanwhile and \
-             continue"
-        );
+        hang_ups.notify_one();
     }
 }
 

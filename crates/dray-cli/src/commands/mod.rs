@@ -26,6 +26,7 @@ mod prepare;
 mod quit;
 mod record;
 mod release;
+mod reload;
 mod resize;
 mod restore;
 mod resume;
@@ -138,6 +139,8 @@ commands! {
     Unstall = unstall, asks;
     /// Show who the agent is, and what does not work on its host
     Info = info, asks;
+    /// Have the agent read its configuration and its certificates again
+    Reload = reload, asks;
     /// Show whether the peers of the configuration answer
     Peers = peers, asks;
     /// Make the certificates by which agents identify each other

@@ -154,6 +154,7 @@ fn commands_with_their_options() {
         ),
         ("images", json!({ "images": {} })),
         ("peers", json!({ "peers": {} })),
+        ("reload", json!({ "reload": {} })),
         ("info", json!({ "info": {} })),
         (&record, json!({ "record": { "image": "a", "duration_ms": 3000 } })),
         ("batch", json!({ "batches": { "batch": null } })),

@@ -379,16 +379,6 @@ fn an_agent_that_is_told_to_end_ends_whatever_it_waits_for() {
     served.check();
 }
 
-/// By SIGHUP others read their configuration again: this one says what to do instead, and goes on.
-#[test]
-fn an_agent_that_is_hung_up_goes_on() {
-    let mut served = Served::new();
-    served.lab.a.signal("HUP");
-    let told = || served.lab.a.log().contains("SIGHUP changes nothing: restart the agent");
-    wait_for("what to do", Duration::from_secs(10), told).unwrap();
-    served.check();
-}
-
 #[test]
 fn what_concerns_everything_ends_the_start() {
     let mut served = Served::new();

@@ -2,6 +2,7 @@
 //!
 //! * [`lab`]: the hosts. [`attacker`]: a host of the fleet that was taken over: it has a good certificate.
 //! * [`guests`]: clients of other hosts over NBD with TLS, [`remote`], who want images that are not theirs.
+//! * [`dismissed`]: who was let in once, and may not any more.
 //! * [`folders`]: who may write to the folder of a pool.
 //! * [`greedy`]: connections without end.
 //! * [`memory`]: messages and answers that are to fill the agent's memory.
@@ -13,6 +14,7 @@
 
 mod attacker;
 mod chains;
+mod dismissed;
 mod folders;
 mod greedy;
 mod guests;

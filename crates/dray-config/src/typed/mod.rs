@@ -5,7 +5,7 @@ mod backup;
 mod peer;
 
 use super::last_good;
-use super::{Config, Limits, NbdClient, Peers, Problem, ReuseConfig, default_listen};
+use super::{Config, Limits, Live, NbdClient, Peers, Problem, ReuseConfig, default_listen};
 use backup::{TypedBackup, TypedStore};
 use dray_host::pool::{self, Pool, PoolIo, PoolKind};
 use dray_host::retention::Retention;
@@ -159,7 +159,7 @@ pub(super) fn understand(text: &str, path: &Path) -> Result<(Config, Vec<Problem
         replicas: reader.replicas(typed.replicas.as_ref()),
         backups: reader.backups(&typed.backup),
         backup_store: reader.backup_store(typed.backup_store.as_ref()),
-        nbd_clients: reader.nbd_clients(typed.nbd.as_ref()),
+        nbd_clients: Live::new(reader.nbd_clients(typed.nbd.as_ref())),
         nbd_tcp: reader.address("nbd.tcp", typed.nbd.as_ref().and_then(|nbd| nbd.tcp.as_ref())),
     };
     match reader.problems.iter().any(Problem::concerns_everything) {

@@ -6,17 +6,19 @@
 //! read, judged and renewed while the agent runs is in [`identity`].
 
 mod identity;
+mod revoked;
 
 pub use identity::Identity;
+pub use revoked::CA_CRL;
 
 use crate::{NetError, NetErrorKind};
 use dray_types::text::harmless;
-use rustls::client::Resumption;
+use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore, ServerConfig};
 use std::fmt;
 use std::io;
@@ -89,18 +91,55 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-fn client_verifier(dir: &Path) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
-    WebPkiClientVerifier::builder_with_provider(roots(dir)?, provider())
-        .build()
-        .map_err(|why| error(&dir.join(CA_CERT), why))
+/// Whom this host trusts: who accepts checks a client with the one, who connects a server with the other.
+#[derive(Debug, Clone)]
+pub(crate) struct Trust {
+    pub(crate) clients: Arc<dyn ClientCertVerifier>,
+    pub(crate) servers: Arc<WebPkiServerVerifier>,
 }
 
-fn client_config(dir: &Path) -> Result<Arc<ClientConfig>, TlsError> {
+impl Trust {
+    fn read(dir: &Path) -> Result<Self, TlsError> {
+        let (roots, crls) = (roots(dir)?, revoked::read(dir)?);
+        let failed = |why: VerifierBuilderError| match why {
+            VerifierBuilderError::InvalidCrl(why) => error(&dir.join(CA_CRL), format!("{why:?}")),
+            why => error(&dir.join(CA_CERT), why),
+        };
+        // An authority without a list has taken back nothing.
+        let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider())
+            .with_crls(crls.iter().cloned())
+            .only_check_end_entity_revocation()
+            .allow_unknown_revocation_status();
+        let servers = WebPkiServerVerifier::builder_with_provider(roots, provider())
+            .with_crls(crls)
+            .only_check_end_entity_revocation()
+            .allow_unknown_revocation_status();
+        let this = Self {
+            clients: clients.build().map_err(failed)?,
+            servers: servers.build().map_err(failed)?,
+        };
+        this.check_signature(dir).map(|()| this)
+    }
+
+    /// The signature of a list is looked at only where a certificate is judged by it, so this host's own is.
+    fn check_signature(&self, dir: &Path) -> Result<(), TlsError> {
+        let Ok(own) = read_certs(&dir.join(CLIENT_CERT)) else { return Ok(()) };
+        match self.clients.verify_client_cert(&own[0], &own[1..], UnixTime::now()) {
+            Err(why @ rustls::Error::InvalidCertRevocationList(_)) => {
+                let (why, hint) = certificate_words(&why, "it");
+                Err(TlsError { path: dir.join(CA_CRL), why, hint: hint.to_owned() })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn client_config(dir: &Path, trust: &Trust) -> Result<Arc<ClientConfig>, TlsError> {
     let path = dir.join(CLIENT_CERT);
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|why| error(&path, why))?
-        .with_root_certificates(roots(dir)?)
+        .with_webpki_verifier(Arc::clone(&trust.servers))
         .with_client_auth_cert(read_certs(&path)?, read_key(&dir.join(CLIENT_KEY))?)
         .map_err(|why| error(&path, own_words(&why, CLIENT_KEY)))?;
     // Every connection proves the certificates anew: a revoked peer must not resume.
@@ -108,12 +147,12 @@ fn client_config(dir: &Path) -> Result<Arc<ClientConfig>, TlsError> {
     Ok(Arc::new(config))
 }
 
-fn server_config(dir: &Path) -> Result<Arc<ServerConfig>, TlsError> {
+fn server_config(dir: &Path, trust: &Trust) -> Result<Arc<ServerConfig>, TlsError> {
     let path = dir.join(SERVER_CERT);
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|why| error(&path, why))?
-        .with_client_cert_verifier(client_verifier(dir)?)
+        .with_client_cert_verifier(Arc::clone(&trust.clients))
         .with_single_cert(read_certs(&path)?, read_key(&dir.join(SERVER_KEY))?)
         .map_err(|why| error(&path, own_words(&why, SERVER_KEY)))?;
     // A data stream's sender never reads; tickets would lie unread and turn its close into a reset.
@@ -134,8 +173,8 @@ pub fn judge_own(dir: &Path, file: &str, name: &str) -> Result<(), TlsError> {
     let path = dir.join(file);
     let certs = read_certs(&path)?;
     let now = UnixTime::now();
-    client_verifier(dir)?.verify_client_cert(&certs[0], &certs[1..], now).or_else(
-        |why| match why {
+    Trust::read(dir)?.clients.verify_client_cert(&certs[0], &certs[1..], now).or_else(|why| {
+        match why {
             // A server certificate need not be good for clients; everything else is judged first.
             rustls::Error::InvalidCertificate(
                 CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. },
@@ -144,8 +183,8 @@ pub fn judge_own(dir: &Path, file: &str, name: &str) -> Result<(), TlsError> {
                 let (why, hint) = certificate_words(&why, "it");
                 Err(TlsError { path: path.clone(), why, hint: hint.to_owned() })
             }
-        },
-    )?;
+        }
+    })?;
     let names = dns_names(&certs[0]);
     if !names.iter().any(|have| have.eq_ignore_ascii_case(name)) {
         let why = format!(
@@ -199,6 +238,9 @@ pub(crate) fn server_name(peer: &str) -> Result<ServerName<'static>, NetError> {
 /// What a certificate that failed its check suffers from, and what helps.
 fn certificate_words(why: &rustls::Error, whose: &str) -> (String, &'static str) {
     use CertificateError as E;
+    if let rustls::Error::InvalidCertRevocationList(cause) = why {
+        return (format!("this host's {CA_CRL} cannot be used: {cause:?}"), revoked::HINT);
+    }
     let rustls::Error::InvalidCertificate(cause) = why else {
         return (why.to_string(), MAKE_NEW);
     };
@@ -226,7 +268,9 @@ fn certificate_words(why: &rustls::Error, whose: &str) -> (String, &'static str)
             format!("{whose} is not for this use"),
             "the server's and the client's certificate differ: check that they are not exchanged",
         ),
-        E::Revoked => (format!("{whose} was revoked"), MAKE_NEW),
+        E::Revoked => {
+            (format!("{whose} was revoked"), "give that host a new one with 'dray pki issue'")
+        }
         other => (format!("{whose} was not accepted: {other}"), MAKE_NEW),
     }
 }
@@ -253,7 +297,7 @@ pub(crate) fn translate(error: io::Error, peer: &str) -> NetError {
         };
     };
     match inner {
-        rustls::Error::InvalidCertificate(_) => {
+        rustls::Error::InvalidCertificate(_) | rustls::Error::InvalidCertRevocationList(_) => {
             let (what, hint) = certificate_words(inner, &format!("the certificate of {peer}"));
             NetError::new(NetErrorKind::Certificate, what).hint(hint)
         }

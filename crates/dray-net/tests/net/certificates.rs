@@ -2,8 +2,8 @@
 
 use crate::lab::{Lab, hello, raw_tls, serve};
 use dray_net::pki::{self, Validity};
-use dray_net::tls::Identity;
-use dray_net::{DialSettings, ListenSettings, NetError, NetErrorKind, dial};
+use dray_net::tls::{CA_CRL, CLIENT_CERT, Identity, SERVER_CERT};
+use dray_net::{DialSettings, ListenSettings, NetError, NetErrorKind, Stream, dial};
 use dray_types::ErrorKind;
 use dray_wire::StreamKind;
 use std::net::SocketAddr;
@@ -74,6 +74,95 @@ async fn expired_certificates_are_refused_on_both_sides() {
     let error = try_dial(&lab.hosta, "hostb", address).await;
     let words = ["the certificate of hostb expired 3 days ago", "dray pki"];
     assert_says(&error, NetErrorKind::Certificate, &words);
+}
+
+/// The authority revokes the certificates of `host`.
+fn revoke(lab: &Lab, host: &str) -> std::path::PathBuf {
+    let files = [SERVER_CERT, CLIENT_CERT].map(|file| lab.host_dir(host).join(file));
+    let (list, added) = pki::revoke(lab.dir.path(), &files).unwrap();
+    assert_eq!(added, 2);
+    assert_eq!(pki::revoke(lab.dir.path(), &files).unwrap(), (list.clone(), 0));
+    list
+}
+
+/// What the other end of a connection sees within a second; none when it sees nothing.
+async fn end_of(stream: Stream) -> Option<bool> {
+    let read = move || {
+        let mut stream = stream.into_blocking().unwrap();
+        stream.limit_waits(Duration::from_secs(1)).unwrap();
+        match stream.read_all_or_end(&mut [0]) {
+            Err(why) if why.kind() == std::io::ErrorKind::WouldBlock => None,
+            ended => Some(!ended.unwrap_or(false)),
+        }
+    };
+    tokio::task::spawn_blocking(read).await.unwrap()
+}
+
+#[tokio::test]
+async fn who_is_revoked_is_cut_off_and_not_let_in_again() {
+    let lab = Lab::new();
+    let at_b = lab.host_dir("hostb");
+    let (address, mut accepted) = lab.listen().await;
+    let mut pair = async || {
+        let near = lab.dial(address, StreamKind::Control).await.unwrap();
+        (near, accepted.recv().await.unwrap())
+    };
+    // A list on which hosta is not changes nothing.
+    pki::issue(lab.dir.path(), "hostc", &[]).unwrap();
+    std::fs::copy(revoke(&lab, "hostc"), at_b.join(CA_CRL)).unwrap();
+    let (near, _far) = pair().await;
+    assert_eq!(lab.hostb.look_again(&at_b, "hostb"), []);
+    assert_eq!(end_of(near).await, None);
+    let (near, _far) = pair().await;
+    std::fs::copy(revoke(&lab, "hosta"), at_b.join(CA_CRL)).unwrap();
+    assert_eq!(lab.hostb.look_again(&at_b, "hostb"), []);
+    assert_eq!(end_of(near).await, Some(true));
+    let error = try_dial(&lab.hosta, "hostb", address).await;
+    assert_says(&error, NetErrorKind::Certificate, &["does not accept", "it was revoked"]);
+}
+
+#[tokio::test]
+async fn a_server_that_is_revoked_is_cut_off_and_not_connected_to() {
+    let lab = Lab::new();
+    let at_a = lab.host_dir("hosta");
+    let (address, mut accepted) = lab.listen().await;
+    let _near = lab.dial(address, StreamKind::Control).await.unwrap();
+    let far = accepted.recv().await.unwrap();
+    std::fs::copy(revoke(&lab, "hostb"), at_a.join(CA_CRL)).unwrap();
+    assert_eq!(lab.hosta.look_again(&at_a, "hosta"), []);
+    assert_eq!(end_of(far).await, Some(true));
+    let error = try_dial(&lab.hosta, "hostb", address).await;
+    assert_says(&error, NetErrorKind::Certificate, &["the certificate of hostb was revoked"]);
+}
+
+#[tokio::test]
+async fn a_list_that_cannot_be_used_changes_nothing_and_an_agent_that_starts_with_it_lets_nobody_in()
+ {
+    let (lab, other) = (Lab::new(), Lab::new());
+    let at_b = lab.host_dir("hostb");
+    let (address, mut accepted) = lab.listen().await;
+    let near = lab.dial(address, StreamKind::Control).await.unwrap();
+    let _far = accepted.recv().await.unwrap();
+    pki::issue(lab.dir.path(), "hostc", &[]).unwrap();
+    std::fs::copy(revoke(&lab, "hostc"), at_b.join(CA_CRL)).unwrap();
+    let own = std::fs::read(at_b.join(CA_CRL)).unwrap();
+    // One of an authority of the same name and another key is only noticed by its signature.
+    let forged = std::fs::read(revoke(&other, "hostb")).unwrap();
+    for (list, why) in [
+        (&b"nothing"[..], "it holds no PEM revocation list"),
+        (&own[..own.len() / 2], "PEM"),
+        (&forged, "BadSignature"),
+    ] {
+        std::fs::write(at_b.join(CA_CRL), list).unwrap();
+        let faults = lab.hostb.look_again(&at_b, "hostb");
+        assert!(faults[0].why.contains(why), "{faults:?}");
+        lab.dial(address, StreamKind::Control).await.unwrap();
+        let (fresh, faults) = Identity::of_host(&at_b, "hostb");
+        assert!(!faults.is_empty());
+        let fresh = serve(&fresh, ListenSettings::default(), |_| async {}).await;
+        try_dial(&lab.hosta, "hostb", fresh).await;
+    }
+    assert_eq!(end_of(near).await, None);
 }
 
 #[tokio::test]

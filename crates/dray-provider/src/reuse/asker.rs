@@ -26,7 +26,8 @@ impl Asker {
     /// The image of `file`, which lies at `path`, comes from `peer`.
     pub(super) fn new(config: &Config, peer: &str, file: FileRef, path: Option<&Path>) -> Self {
         let known = config.peer(peer).filter(|known| known.may(Right::Reuse));
-        let domain = known.and(path).and_then(|path| config.pool_of(path)?.reuse_domain.clone());
+        let domain =
+            known.as_ref().and(path).and_then(|path| config.pool_of(path)?.reuse_domain.clone());
         let own = scope::of_file(&file);
         let shared = domain.as_deref().map(scope::of_domain);
         let mut scopes: Vec<_> = shared.into_iter().chain([own]).collect();
@@ -40,7 +41,7 @@ impl Asker {
             return true;
         }
         let Some(peer) = config.peer(&self.peer) else { return false };
-        peer.may(Right::Reuse) && self.shares(config, peer, found)
+        peer.may(Right::Reuse) && self.shares(config, &peer, found)
     }
 
     fn shares(&self, config: &Config, peer: &Peer, found: &Found) -> bool {

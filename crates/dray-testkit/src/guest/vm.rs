@@ -15,9 +15,9 @@ use serde_json::Value;
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a guest may take to boot on a busy machine; 3 s on an idle one.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
-/// The kernel's command line. Its check of the timer counts ticks for some milliseconds of real time, and
-/// panics on a machine that is too busy to emulate them.
-const APPEND: &str = "console=ttyS0 quiet panic=-1 no_timer_check";
+/// The kernel's check of the timer counts ticks for some milliseconds of real time, and panics on a machine
+/// that is too busy to emulate them.
+const NO_TIMER_CHECK: &str = "no_timer_check";
 /// What a guest's memory has beyond whole MiB. An emulating QEMU before 9.0 misses guest stores while
 /// it moves memory whose size is a multiple of 256 KiB: where it takes dirty bits by the word it
 /// leaves the pages writable unseen, and some guests fall over at the target, with dray or without
@@ -289,7 +289,7 @@ impl GuestVmBuilder {
         let mut command = Command::new(tools::QEMU);
         command
             .args(["-name", &self.name, "-nodefaults", "-no-user-config", "-display", "none"])
-            .args(["-machine", "pc", "-accel", &accel, "-cpu", "max"])
+            .args(["-machine", "pc", "-accel", &accel, "-cpu", initramfs::CPU])
             .args([
                 "-m",
                 &format!("{}k", self.memory_mib * 1024 + ODD_KIB),
@@ -299,7 +299,8 @@ impl GuestVmBuilder {
         if !self.bare {
             let boot = initramfs::boot().map_err(io::Error::other)?;
             command.arg("-kernel").arg(&boot.kernel).arg("-initrd").arg(&boot.initramfs);
-            command.args(["-append", APPEND, "-no-reboot"]);
+            let line = format!("{} {NO_TIMER_CHECK}", initramfs::KERNEL_LINE);
+            command.args(["-append", &line, "-no-reboot"]);
             command.args(["-serial", &format!("file:{}", path("serial").display())]);
             command.args(["-device", "virtio-serial-pci,id=ports,addr=0x5"]);
             command.args(["-chardev", &format!("socket,id=console,path={}", socket("console"))]);

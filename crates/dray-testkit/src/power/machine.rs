@@ -1,6 +1,6 @@
 //! The machine: a QEMU whose guest has agents, the program `dray-power` and one disk.
 
-use crate::guest::initramfs::{self, Boot};
+use crate::guest::initramfs::{self, Boot, CPU, KERNEL_LINE};
 use crate::guest::tools;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -112,13 +112,13 @@ impl Machine<'_> {
         let mut command = Command::new(tools::QEMU);
         command
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
-            .args(["-machine", "pc", "-accel", &accel, "-cpu", "max", "-smp", "2", "-m", MEMORY])
+            .args(["-machine", "pc", "-accel", &accel, "-cpu", CPU, "-smp", "2", "-m", MEMORY])
             .args(["-serial", "stdio"])
             .arg("-kernel")
             .arg(&boot.kernel)
             .arg("-initrd")
             .arg(&boot.initramfs)
-            .args(["-append", &format!("console=ttyS0 quiet panic=-1 {}", self.order)])
+            .args(["-append", &format!("{KERNEL_LINE} {}", self.order)])
             .args(["-blockdev", &file("data", self.disk)]);
         let mut node = "data";
         if let Some(log) = self.log {

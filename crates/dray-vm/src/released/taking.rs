@@ -11,6 +11,7 @@ use dray_host::abort;
 use dray_host::registry::{Entry, Registry};
 use dray_host::released::Released;
 use dray_qemu::{AdoptOptions, LayerPlan, NbdExport, OldFile, Qmp};
+use std::io;
 
 /// How QEMU reaches an image of this host.
 pub fn export(config: &Config, name: String) -> NbdExport {
@@ -91,6 +92,40 @@ pub async fn unless_told(
     }
 }
 
+/// The length of the file of a disk that is taken over. Somebody may resize it until it is on its export.
+pub struct Length<'a> {
+    entry: &'a Entry,
+    len: u64,
+}
+
+impl<'a> Length<'a> {
+    /// As it is now; to be asked before QEMU is asked how long it takes the file to be.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn of(entry: &'a Entry) -> dray_qemu::Result<Self> {
+        let path = entry.record().current_path().map_err(io::Error::other);
+        let meta = path.and_then(std::fs::metadata).map_err(|why| {
+            let what = "cannot read the length of its file";
+            dray_qemu::Error::with_source(dray_qemu::ErrorKind::Failed, what, why)
+        })?;
+        Ok(Self { entry, len: meta.len() })
+    }
+
+    /// Refuses a file that has another length by now, unless it may grow on dray.
+    ///
+    /// # Errors
+    /// That somebody has resized it, or that its length cannot be read.
+    pub fn check(&self) -> dray_qemu::Result<()> {
+        let (now, was) = (Self::of(self.entry)?.len, self.len);
+        if now == was || self.entry.record().growable {
+            return Ok(());
+        }
+        let why = format!("somebody resized it meanwhile: its file has {now} bytes, and had {was}");
+        Err(dray_qemu::Error::new(dray_qemu::ErrorKind::Mismatch, why))
+    }
+}
+
 async fn take_back(
     registry: &Registry,
     config: &Config,
@@ -113,8 +148,10 @@ async fn take_back(
         })?;
     }
     let (export, options) = (export(config, record.name), AdoptOptions::default());
+    let length = Length::of(entry)?;
     let watch = note.as_ref().and_then(|note| Watch::begin(entry, note.qemu.pid));
     abort::step("AdoptPivot");
-    let (_, old) = dray_qemu::adopt_keeping(qmp, plan, &export, options).await?;
+    let (_, old) =
+        dray_qemu::adopt_keeping(qmp, plan, &export, options, &|| length.check()).await?;
     end(registry, config, qmp, plan, entry, (note, old, watch)).await
 }

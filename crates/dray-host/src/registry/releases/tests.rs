@@ -6,6 +6,7 @@ use crate::registry::Process;
 use crate::registry::surroundings::tests::Plain;
 use crate::released::Notes;
 use crate::store::Store;
+use dray_engine::lineage::FileIdentity;
 use dray_files::StatePath;
 use dray_types::Epoch;
 use dray_types::ImageId;
@@ -58,6 +59,36 @@ fn a_note_is_of_one_file_under_one_name() {
     assert_eq!((notes.at(&path), notes.at(&other)), (None, None));
     notes.sweep();
     assert!(!notes.knows(ImageId(1)));
+}
+
+/// File systems get other numbers in another boot of the host, and are mounted later than the agent starts.
+#[test]
+fn a_note_outlives_a_boot_that_numbers_file_systems_anew_and_one_whose_pool_comes_late() {
+    let (_dir, notes, path) = folder();
+    let here = note(&path, 1);
+    let elsewhere = FileId { device: here.file.device + 1, ..here.file };
+    let before = QemuProcess { boot: "another boot".to_owned(), ..here.qemu.clone() };
+    let rebooted = Released { file: elsewhere, qemu: before, ..here.clone() };
+    notes.put(&rebooted).unwrap();
+    notes.sweep();
+    assert_eq!(notes.at(&path), Some(rebooted.clone()));
+    // Not in the same boot, and not where nothing tells when the file was made.
+    let unborn = FileIdentity { birth: None, ..here.file.file };
+    for other in [
+        Released { file: elsewhere, ..here.clone() },
+        Released { file: FileId { file: unborn, ..elsewhere }, ..rebooted.clone() },
+    ] {
+        notes.put(&other).unwrap();
+        assert_eq!(notes.at(&path), None);
+    }
+    // The folder is there, and its file system is not.
+    std::fs::remove_file(&path).unwrap();
+    notes.put(&rebooted).unwrap();
+    notes.sweep();
+    assert!(notes.knows(ImageId(1)));
+    notes.put(&here).unwrap();
+    notes.sweep();
+    assert!(!notes.knows(ImageId(1)), "the file is gone");
 }
 
 #[test]
