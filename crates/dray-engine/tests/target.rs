@@ -484,6 +484,21 @@ fn a_map_that_goes_past_the_end_is_not_promised() {
     assert!(effects.iter().any(|e| matches!(e, TargetEffect::SyncImages { .. })));
 }
 
+/// A source that has one attempt after the other come to nothing would fill the target's state directory.
+#[test]
+fn attempts_whose_maps_take_too_much_are_not_promised_any_more() {
+    let scattered = |parts: u64| (0..parts).map(|nth| BlockRange::new(nth << 15, 1)).collect();
+    for (before, is_promised) in [(0, true), ((1 << 16) - 1, true), (1 << 16, false)] {
+        let records = [prepared(&scattered(before)), TargetRecord::Void { attempt: Attempt(1) }];
+        let mut target = T::recover(&records);
+        target.open(None);
+        let effects = target.prepare(2, &set(&[(5, 2)]));
+        let syncs = effects.iter().any(|e| matches!(e, TargetEffect::SyncImages { .. }));
+        let refused = matches!(&bodies(&effects)[..], [ToSource::Failed(_)]);
+        assert_eq!((syncs, refused), (is_promised, !is_promised), "{before}");
+    }
+}
+
 #[test]
 fn other_images_than_prepared_are_refused_in_the_epoch_of_the_asker() {
     let mut target = T::new();

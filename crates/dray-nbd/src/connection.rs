@@ -12,7 +12,7 @@ use crate::reply::{self, DATA_CHUNK_LEN, SIMPLE_LEN};
 use crate::request::{HEADER_LEN, Refusal, Request};
 use crate::session::{Failure, Session};
 use dray_image::{Attempt, Departure, ZeroMode};
-use dray_serve::Workers;
+use dray_serve::{Share, Workers};
 use std::io;
 use std::sync::Arc;
 
@@ -27,10 +27,11 @@ use std::sync::Arc;
 pub(crate) fn transmit(
     inbound: Inbound,
     session: Arc<Session>,
+    share: Arc<Share>,
     ends: impl Fn(bool),
 ) -> io::Result<()> {
     session.begins();
-    let workers = Workers::new(Arc::clone(&session));
+    let workers = Workers::new(Arc::clone(&session), share);
     let mut connection = Connection { session, inbound, workers, batch: Batch::default() };
     let end = connection.run(&ends);
     if connection.session.is_closing() {

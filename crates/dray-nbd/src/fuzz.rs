@@ -263,7 +263,7 @@ proptest! {
     fn transmission_takes_anything(bytes in vec(any::<u8>(), 0..300), structured: bool) {
         let script = Script::new([REQUEST_MAGIC.to_be_bytes().to_vec(), bytes].concat());
         let inbound = Inbound::new(Arc::clone(&script) as Arc<dyn Channel>);
-        let _ = transmit(inbound, session(script, structured), |_| {});
+        let _ = transmit(inbound, session(script, structured), Arc::default(), |_| {});
     }
 
     #[test]
@@ -282,7 +282,7 @@ proptest! {
         let script = Script::new(input);
         let inbound = Inbound::new(Arc::clone(&script) as Arc<dyn Channel>);
         let session = session(Arc::clone(&script), structured);
-        transmit(inbound, session, |_| {}).unwrap();
+        transmit(inbound, session, Arc::default(), |_| {}).unwrap();
         let output = script.output.lock().unwrap();
         let expected: Vec<u64> = (0..requests.len() as u64).collect();
         prop_assert_eq!(final_cookies(&output, structured, &reads), expected);

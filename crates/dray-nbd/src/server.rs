@@ -267,6 +267,7 @@ impl Service {
             buffers: crate::buffer::Buffers::default(),
             closing: Arc::clone(&place.closing),
         });
-        transmit(inbound, session, |changing| attachment.ends(changing))
+        let share = self.attachments.share(&agreed.name);
+        transmit(inbound, session, share, |changing| attachment.ends(changing))
     }
 }

@@ -31,6 +31,7 @@ pub mod stats;
 pub mod stream;
 pub mod tls;
 pub mod tunnel;
+pub mod turns;
 pub mod zeros;
 
 pub use connections::{Opened, OtherEnd};

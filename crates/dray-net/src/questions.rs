@@ -3,7 +3,7 @@
 
 use crate::memory::Held;
 use crate::tls::Identity;
-use crate::{AGENT, BlockingStream, DialSettings, NetError, NetErrorKind, dial};
+use crate::{AGENT, BlockingStream, DialSettings, NetError, NetErrorKind, dial, turns};
 use dray_wire::store::{self, LENGTHS};
 use dray_wire::{Hello, StreamKind};
 use parking_lot::Mutex;
@@ -70,11 +70,14 @@ impl Questions {
                 dialled.await?.into_blocking()
             })
         };
+        let turn = turns::turn(&self.address)?;
         // On a thread of its own: the caller may be a task of another runtime.
-        std::thread::scope(|scope| {
+        let opened = std::thread::scope(|scope| {
             let opened = scope.spawn(open).join();
             opened.unwrap_or_else(|_| Err(local(io::Error::other("the dialling thread died"))))
-        })
+        });
+        turn.heard(&opened);
+        opened
     }
 
     /// Asks one thing.

@@ -20,6 +20,10 @@ const NAP: Duration = Duration::from_millis(50);
 /// again, and nobody else says so.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Most jobs that no stream has begun: far more than windows of both ends allow. A target that asks for more, and takes
+/// nothing, is not served.
+const MAX_JOBS: usize = 1 << 17;
+
 /// What a job sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendKind {
@@ -91,10 +95,16 @@ impl JobQueue {
         self.jobs.lock()
     }
 
-    /// Adds a job. After [`close`](Self::close) it is dropped.
+    /// Adds a job. After [`close`](Self::close) it is dropped. Where too many wait already the link is broken off.
     pub fn push(&self, job: SendJob) {
         let mut jobs = self.jobs();
         if jobs.closed {
+            return;
+        }
+        if jobs.urgent.len() + jobs.bulk.len() >= MAX_JOBS {
+            drop(jobs);
+            tracing::warn!("the target asks for more than it takes: the link is broken off");
+            self.break_off();
             return;
         }
         if job.urgent {
@@ -240,6 +250,15 @@ mod tests {
 
     fn pop(queue: &JobQueue, index: usize, streams: usize, pacer: &Pacer) -> Option<SendJob> {
         queue.pop(index, streams, pacer, || Ok(())).unwrap()
+    }
+
+    #[test]
+    fn a_target_that_asks_for_more_than_it_takes_loses_its_link() {
+        let queue = JobQueue::new();
+        (0..MAX_JOBS as u64).for_each(|tag| queue.push(job(tag, tag % 2 == 0)));
+        assert_eq!(queue.len(), MAX_JOBS);
+        queue.push(job(0, true));
+        assert_eq!((queue.len(), queue.break_off()), (0, false));
     }
 
     #[test]

@@ -346,12 +346,13 @@ pub struct Incoming {
     events: Events,
 }
 
+/// What is said of a VM that cannot take a guest.
+const NOT_READY: &str = "the target vm is not ready";
+
 impl Incoming {
-    /// Checks that the VM waits for a migration and has the source's disks, and makes sure that
-    /// neither the guest starts nor the disks are activated before [`Incoming::resume`].
-    pub async fn prepare(qmp: &Qmp, expected: &[LayerPlan]) -> Result<Self> {
-        let what = "the target vm is not ready";
-        let events = qmp.events();
+    /// Checks that the VM waits for a migration and has the source's disks. Nothing is changed.
+    pub async fn check(qmp: &Qmp, expected: &[LayerPlan]) -> Result<()> {
+        let what = NOT_READY;
         let now = status(qmp).await.map_err(|e| e.during(what))?;
         if now.state != "inmigrate" {
             let why = format!(
@@ -360,7 +361,14 @@ impl Incoming {
             );
             return Err(Error::new(ErrorKind::Refused, why));
         }
-        check_disks(&graph::disks(qmp).await?, expected).map_err(|e| e.during(what))?;
+        check_disks(&graph::disks(qmp).await?, expected).map_err(|e| e.during(what))
+    }
+
+    /// The same, and makes sure that neither the guest starts nor the disks are activated before
+    /// [`Incoming::resume`].
+    pub async fn prepare(qmp: &Qmp, expected: &[LayerPlan]) -> Result<Self> {
+        let (what, events) = (NOT_READY, qmp.events());
+        Self::check(qmp, expected).await?;
         // While incoming this only says that the guest is not to start by itself, like -S.
         stop(qmp).await.map_err(|e| e.during(what))?;
         let capabilities = [("events", true), ("late-block-activate", true)];

@@ -8,6 +8,8 @@
 
 use crate::client::{Client, Process};
 use crate::export::Exports;
+use crate::limits::CONNECTIONS_OF_EXPORT;
+use crate::share::{Share, Shares};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -44,6 +46,7 @@ pub struct Attachments {
     exports: Arc<dyn Exports>,
     users: Mutex<Users>,
     changed: Condvar,
+    shares: Shares,
 }
 
 #[derive(Default)]
@@ -91,12 +94,18 @@ impl Users {
 impl Attachments {
     /// Nobody yet, to none of `exports`.
     pub fn new(exports: Arc<dyn Exports>) -> Arc<Self> {
-        Arc::new(Self { exports, users: Mutex::default(), changed: Condvar::new() })
+        let (users, changed, shares) = Default::default();
+        Arc::new(Self { exports, users, changed, shares })
     }
 
     /// What there is to be attached to.
     pub fn exports(&self) -> &dyn Exports {
         &*self.exports
+    }
+
+    /// What the connections of the export `name` have together.
+    pub fn share(&self, name: &str) -> Arc<Share> {
+        self.shares.of(name)
     }
 
     fn users(&self) -> MutexGuard<'_, Users> {
@@ -153,6 +162,10 @@ impl Attachments {
             self.changed.wait_for(&mut users, left);
         }
         if line.is_closing() {
+            return None;
+        }
+        if users.of(name) >= CONNECTIONS_OF_EXPORT {
+            tracing::warn!(export = name, "a client is refused: too many connections");
             return None;
         }
         let id = users.next;

@@ -23,6 +23,7 @@ mod door;
 mod export;
 mod front;
 pub mod limits;
+mod share;
 pub mod socket;
 mod worker;
 
@@ -31,4 +32,5 @@ pub use client::{Client, Process};
 pub use door::{Access, Closed, Door};
 pub use export::{ExportError, ExportInfo, Exports};
 pub use front::{FrontEnd, FrontEnds};
+pub use share::Share;
 pub use worker::{Flushed, Job, Session, Workers};

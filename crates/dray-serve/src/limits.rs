@@ -26,5 +26,20 @@ pub const CROWDED_LOOK: Duration = Duration::from_millis(100);
 /// than the requests QEMU lets wait for missing blocks (16), so that others still get through.
 pub const MAX_WORKERS: usize = 64;
 
+/// Bytes that requests of all connections of one export may hold, and those of all exports. Each connection may have one
+/// request beyond that, so that it gets on.
+pub const BYTES_OF_EXPORT: u64 = 256 << 20;
+/// See [`BYTES_OF_EXPORT`].
+pub const BYTES_OF_ALL: u64 = 2 << 30;
+
+/// Worker threads of all connections of one export, and of all exports. Each connection may have one beyond that.
+pub const THREADS_OF_EXPORT: usize = 256;
+/// See [`THREADS_OF_EXPORT`].
+pub const THREADS_OF_ALL: usize = 2048;
+
+/// Connections of one export at the same time, those among them that are over and have requests that nobody can end: those
+/// of blocks that are missing, and whose source is lost.
+pub const CONNECTIONS_OF_EXPORT: usize = 128;
+
 /// A worker without work for this long ends; a burst is long over by then.
 pub const WORKER_IDLE: Duration = Duration::from_secs(5);

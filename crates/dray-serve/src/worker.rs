@@ -4,6 +4,7 @@
 //! that wait for the network. All flushes that are there when it begins are answered by one.
 
 use crate::limits::{CROWDED_LOOK, MAX_DEFERRED, MAX_DEFERRED_BYTES, MAX_WORKERS, WORKER_IDLE};
+use crate::share::Share;
 use dray_image::{Client, Image, working_for};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
@@ -65,6 +66,8 @@ pub struct Workers<S: Session> {
 
 struct Shared<S: Session> {
     session: Arc<S>,
+    /// What its export has with all its connections.
+    share: Arc<Share>,
     state: Mutex<State<S::Job>>,
     /// Something was queued, or the end has come.
     work: Condvar,
@@ -117,7 +120,12 @@ impl<S: Session> Shared<S> {
         self.state.lock()
     }
 
+    fn has_room(&self, state: &State<S::Job>, bytes: u64) -> bool {
+        state.has_room(bytes) && (state.deferred == 0 || self.share.has_room(bytes))
+    }
+
     fn finished(&self, requests: usize, bytes: u64, changes: bool) {
+        self.share.give_back(bytes);
         let mut state = self.state();
         state.changing -= usize::from(changes);
         state.deferred -= requests;
@@ -128,11 +136,12 @@ impl<S: Session> Shared<S> {
 }
 
 impl<S: Session> Workers<S> {
-    /// Those of a connection.
-    pub fn new(session: Arc<S>) -> Self {
+    /// Those of a connection, with a share of what its export has.
+    pub fn new(session: Arc<S>, share: Arc<Share>) -> Self {
         Self {
             shared: Arc::new(Shared {
                 session,
+                share,
                 state: Mutex::default(),
                 work: Condvar::new(),
                 flush_work: Condvar::new(),
@@ -143,13 +152,13 @@ impl<S: Session> Workers<S> {
 
     /// Whether a request that holds `bytes` may be handed over now.
     pub fn has_room(&self, bytes: u64) -> bool {
-        self.shared.state().has_room(bytes)
+        self.shared.has_room(&self.shared.state(), bytes)
     }
 
     /// Waits until a request that holds `bytes` may be handed over; false when `is_over` before.
     pub fn wait_for_room(&self, bytes: u64, is_over: impl Fn() -> bool) -> bool {
         let mut state = self.shared.state();
-        while !state.has_room(bytes) {
+        while !self.shared.has_room(&state, bytes) {
             if is_over() {
                 return false;
             }
@@ -166,11 +175,19 @@ impl<S: Session> Workers<S> {
         let mut state = self.shared.state();
         state.deferred += 1;
         state.bytes += job.cost();
+        self.shared.share.take(job.cost());
         state.changing += usize::from(job.changes());
         state.queue.push_back(job);
-        if state.queue.len() > state.idle && state.threads < MAX_WORKERS {
+        if state.queue.len() > state.idle
+            && state.threads < MAX_WORKERS
+            && let Some(place) = self.shared.share.thread(state.threads == 0)
+        {
             let shared = Arc::clone(&self.shared);
-            match spawn("image-worker", move || work(&shared)) {
+            let body = move || {
+                let _place = place;
+                work(&shared);
+            };
+            match spawn("image-worker", body) {
                 Ok(()) => state.threads += 1,
                 Err(error) if state.threads == 0 => return Err(error),
                 Err(error) => tracing::warn!(%error, "cannot start another worker"),
@@ -227,6 +244,7 @@ impl<S: Session> Workers<S> {
         state.flushes.clear();
         state.deferred -= unanswered;
         state.bytes -= bytes;
+        self.shared.share.give_back(bytes);
         self.shared.work.notify_all();
         self.shared.flush_work.notify_all();
     }

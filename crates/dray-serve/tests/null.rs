@@ -158,7 +158,7 @@ impl Null {
         image.look_at(&client);
         let (answers, receiver) = channel();
         let session = Arc::new(Use { image, client, closing, answers });
-        let workers = Workers::new(Arc::clone(&session));
+        let workers = Workers::new(Arc::clone(&session), self.attachments.share(name));
         Ok(Connection { session, workers, attachment, answers: receiver })
     }
 }

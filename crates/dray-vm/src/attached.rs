@@ -19,6 +19,23 @@ pub struct Expected<'a> {
 }
 
 impl Expected<'_> {
+    /// Checks that a VM has a disk on an export of this migration's images. Of one that has none its peer learns nothing
+    /// else.
+    ///
+    /// # Errors
+    /// `Mismatch`, that it has none.
+    pub fn concerns(&self, disks: &[VmDisk]) -> Result<()> {
+        let name = |layer: &Layer| resident_name(layer, self.nbd_socket);
+        let mut names = disks.iter().flat_map(|disk| disk.layers.iter().filter_map(name));
+        if names.any(|name| self.images.iter().any(|image| image.name_here() == name)) {
+            return Ok(());
+        }
+        Err(mismatch(
+            "the target's QEMU has no disk on an export of this migration: start it with the arguments that `dray \
+             prepare` prints",
+        ))
+    }
+
     /// Checks that each disk of a VM is on the exports of this migration's images.
     ///
     /// # Errors

@@ -51,7 +51,13 @@ pub trait Vm: Send + Sync {
     /// A departure that an agent before this one may have begun, to [`undo`](Departure::undo) it.
     fn departure(&self, was_running: bool) -> Box<dyn Departure>;
 
-    /// Checks that it waits for a guest with these disks, and that the guest does not run before
+    /// Checks that it waits for a guest with these disks. Nothing is changed.
+    ///
+    /// # Errors
+    /// What it does or has instead.
+    fn waits<'a>(&'a self, disks: &'a [LayerPlan]) -> Asked<'a, Result<()>>;
+
+    /// Checks that it waits for a guest with these disks, and makes sure that the guest does not run before
     /// [`start`](Self::start).
     ///
     /// # Errors

@@ -51,6 +51,10 @@ impl Vm for Qmp {
         Box::new(Outgoing::attach(self, was_running))
     }
 
+    fn waits<'a>(&'a self, disks: &'a [LayerPlan]) -> Asked<'a, Result<()>> {
+        Box::pin(Incoming::check(self, disks))
+    }
+
     fn await_guest<'a>(&'a self, disks: &'a [LayerPlan]) -> Asked<'a, Result<Box<dyn Arrival>>> {
         Box::pin(
             async move { Ok(Box::new(Incoming::prepare(self, disks).await?) as Box<dyn Arrival>) },

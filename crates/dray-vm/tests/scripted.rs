@@ -85,6 +85,10 @@ impl Vm for Scripted {
         Box::new(Stopped { vm: self.clone(), was_running })
     }
 
+    fn waits<'a>(&'a self, _: &'a [LayerPlan]) -> Asked<'a, Result<()>> {
+        panic!("the script takes nobody in")
+    }
+
     fn await_guest<'a>(&'a self, _: &'a [LayerPlan]) -> Asked<'a, Result<Box<dyn Arrival>>> {
         panic!("the script takes nobody in")
     }

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 /// Longest request or answer.
 pub const MAX_REQUEST: u32 = 1 << 20;
+/// Most generations that the owner of an image remembers.
+pub const MAX_ANCESTORS: usize = 64;
 /// Most images of a request while it is decoded: some more than a migration may have ([`MAX_IMAGES`]), so
 /// that whoever wants a few too many is told so in words.
 const MAX_LISTED: usize = 1024;
@@ -50,6 +52,7 @@ pub struct ComingImage {
     pub image: WantedImage,
     /// The closed generations that its owner remembers, oldest first: the target may begin with a replica
     /// that holds one of them.
+    #[serde(deserialize_with = "list::at_most::<_, _, MAX_ANCESTORS>")]
     pub ancestors: Vec<Ancestor>,
     /// The digest of its content, if a file that lies there already is to be used, as `Bases` has told.
     pub digest: Option<ContentDigest>,
@@ -143,6 +146,7 @@ pub struct SeedImage {
     /// The epoch in which its owner has it now.
     pub epoch: Epoch,
     /// The closed generations that its owner remembers, oldest first.
+    #[serde(deserialize_with = "list::at_most::<_, _, MAX_ANCESTORS>")]
     pub ancestors: Vec<Ancestor>,
 }
 

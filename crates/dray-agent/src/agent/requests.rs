@@ -132,6 +132,8 @@ impl Agent {
             return Err(conflict("it has begun here"));
         }
         let facts = GuestFacts { name: None, qmp: qmp.into(), layers, running: false };
+        // A monitor has one client at a time: who asks again and again must not keep others from it.
+        let _alone = self.questions.alone_at(&facts.qmp).await;
         let fits = guest::receiver::fits(&self.config, &*self.hypervisor, &slot, &facts).await;
         fits.map_err(|why| Refusal::new(ErrorKind::Hypervisor, "cannot take the vm", why))
     }

@@ -12,7 +12,9 @@ use dray_wire::request::ComingImage;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use tokio::sync::OwnedMutexGuard;
 
 /// Most bytes that the images of a migration have together: 64 TiB. What is kept in memory for each block of
 /// them is made when they are prepared.
@@ -76,14 +78,29 @@ impl Bounded {
 
 /// What is under way, by what it is and whose.
 #[derive(Clone, Default)]
-pub struct Questions(Arc<Mutex<BTreeMap<(String, Bounded), usize>>>);
+pub struct Questions {
+    counts: Arc<Mutex<BTreeMap<(String, Bounded), usize>>>,
+    looks: Arc<Mutex<BTreeMap<PathBuf, Weak<tokio::sync::Mutex<()>>>>>,
+}
 
 /// One of them, for as long as this is there.
 pub(crate) struct Question(Questions, (String, Bounded));
 
 impl Questions {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, Bounded), usize>> {
-        self.0.lock()
+        self.counts.lock()
+    }
+
+    /// Waits until no other peer's look at the monitor at this path is under way.
+    pub(super) async fn alone_at(&self, monitor: &Path) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut looks = self.looks.lock();
+            looks.retain(|_, turn| turn.strong_count() > 0);
+            let turn = looks.get(monitor).and_then(Weak::upgrade).unwrap_or_default();
+            looks.insert(monitor.to_owned(), Arc::downgrade(&turn));
+            turn
+        };
+        turn.lock_owned().await
     }
 
     /// Another one of `peer`.

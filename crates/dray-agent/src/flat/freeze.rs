@@ -2,7 +2,6 @@
 //! [`FlatDisks`](dray_vm::flat::turn::FlatDisks).
 
 use crate::agent::Agent;
-use crate::ops::splice::adopted_name;
 use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
 use dray_host::record::ImageRecord;
 use dray_host::record::chain::{FlatRecord, Turn};
@@ -37,7 +36,7 @@ impl Agent {
         check_chain(&what, qmp, &layer.chain).await?;
         let running = status::status(qmp).await.map_err(failed)?.running;
         let path = real_path(&layer.plan.path()).map_err(|why| io_error(&what, why))?;
-        let _operation = self.operate(&what, &adopted_name(&path), "adopt")?;
+        let _operation = self.operate(&what, &self.adopted_name(&path, |_| false), "adopt")?;
         let entry = self.register_flat(&what, picture, layer, id, running)?;
         let began = Instant::now();
         let frozen = self.flat_disks().freeze(&what, qmp, &entry, running).await;
@@ -82,7 +81,7 @@ impl Agent {
                 turn: Some(Turn { home: false, running, done: false }),
                 overlay: None,
             }),
-            ..ImageRecord::owned(adopted_name(&path), id, path, plan.size)
+            ..ImageRecord::owned(self.adopted_name(&path, |_| false), id, path, plan.size)
         };
         let disks = self.flat_disks();
         let added = disks.add_flat(what, record)?;

@@ -32,7 +32,8 @@ impl Agent {
     ) -> ApiResult<usize> {
         let chain =
             chain_of(&layer.chain).map_err(|why| Refusal::new(ErrorKind::Conflict, what, why))?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name =
+            self.adopted_name(&path, |name| plan.images.iter().any(|image| image.name == name));
         let device = Some(layer.plan.qdev.clone());
         let target = name_there(command, &name, device.as_deref(), &raw_name(&name));
         let (id, len) = (ImageId(random_id()?), layer.plan.file_size);

@@ -297,7 +297,7 @@ impl Agent {
         let known = self.registry.known_at(&path).filter(|_| !read_only);
         let name = match &known {
             Some((note, ..)) => note.image.name.clone(),
-            None => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            None => self.adopted_name(&path, |name| plan.images.iter().any(|of| of.name == name)),
         };
         if let Some(closed) = self.registry.closed(&name).filter(|_| !read_only) {
             let why = format!("image '{name}' is closed: {}", closed.reason.why);

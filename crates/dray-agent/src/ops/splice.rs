@@ -31,6 +31,7 @@ use dray_vm::released::watch::Watch;
 use dray_vm::released::{plan_of, release};
 use dray_vm::{own, own_files};
 use serde::Serialize;
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -224,7 +225,7 @@ impl Agent {
         // As others know it, if it was an image before.
         let name = match &known {
             Some((note, ..)) => note.image.name.clone(),
-            None => adopted_name(&path),
+            None => self.adopted_name(&path, |_| false),
         };
         let operation = self.operate(what, &name, "adopt")?;
         let id = match (id, &known) {
@@ -523,9 +524,44 @@ fn arrived_plan(seen: &LayerPlan, path: &Path) -> io::Result<LayerPlan> {
     Ok(if direct { LayerPlan { pivot: Pivot::Mirror, ..plan } } else { plan })
 }
 
-/// An adopted image is called as its file.
-pub(crate) fn adopted_name(path: &Path) -> String {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    name.chars().map(|c| if plain(c) { c } else { '-' }).collect()
+/// What an image is called that is made of the file at `path`: as the file, with its folder before that where another
+/// image is called so.
+fn name_of_file(path: &Path, is_taken: impl Fn(&str) -> bool) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
+    let text = |part: Option<&OsStr>| -> String {
+        part.unwrap_or_default().to_string_lossy().chars().map(plain).collect()
+    };
+    let base = text(path.file_name());
+    let long = format!("{}-{base}", text(path.parent().and_then(Path::file_name)));
+    let numbered = (2..).map(|number| format!("{long}-{number}"));
+    let names = [base, long.clone()].into_iter().chain(numbered);
+    names.into_iter().find(|name| !is_taken(name)).unwrap_or_default()
+}
+
+impl Agent {
+    /// What the image is called that is made of the file at `path`, where no other image of this host, or of the move
+    /// that `also` knows, is called so.
+    pub(crate) fn adopted_name(&self, path: &Path, also: impl Fn(&str) -> bool) -> String {
+        name_of_file(path, |name| {
+            let other = self.registry.get(name).is_some_and(|entry| entry.record().path != path);
+            other || also(name)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_called_as_its_file_and_as_its_folder_where_that_name_is_taken() {
+        let name = |path: &str, taken: &[&str]| {
+            name_of_file(Path::new(path), |name| taken.contains(&name))
+        };
+        assert_eq!(name("/pool/vm1/disk.raw", &[]), "disk.raw");
+        assert_eq!(name("/pool/web server/my disk.raw", &[]), "my-disk.raw");
+        assert_eq!(name("/pool/web server/disk.raw", &["disk.raw"]), "web-server-disk.raw");
+        let taken = ["disk.raw", "vm1-disk.raw", "vm1-disk.raw-2"];
+        assert_eq!(name("/pool/vm1/disk.raw", &taken), "vm1-disk.raw-3");
+    }
 }

@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 /// Closed generations that are remembered at most; older replicas are copied in full.
-pub const MAX_PAST: usize = 64;
+pub const MAX_PAST: usize = dray_wire::request::MAX_ANCESTORS;
 /// Bytes that the encoded changed sets of one image may take: it crosses the wire at a handover.
 /// Sets of 1 TiB of blocks written at random take 32 MiB.
 pub const MAX_CHANGED_BYTES: usize = 64 << 20;

@@ -32,6 +32,7 @@ use dray_wire::{
     Envelope, HandedOver, ImageHandover, ImageOffer, MapHash, Open, TargetState, ToSource, ToTarget,
 };
 use fetching::Backfill;
+use receiving::parts;
 
 /// Highest epoch with which an image may come: nobody hands one over a trillion times. A higher one would leave the next
 /// owners no number to go on with. The epoch of a handover may be twice as high, so that none is refused that was begun.
@@ -96,6 +97,8 @@ pub struct Target {
     lossy: Vec<bool>,
     /// The handover that is being prepared shall leave Backfill to the operator.
     deferred: bool,
+    /// Parts of all maps that were promised: the journal keeps them, also of attempts that came to nothing.
+    promised_parts: u64,
     backfill: Backfill,
     now: Time,
 }
@@ -121,6 +124,7 @@ impl Target {
             spoiled: vec![false; plan.images.len()],
             lossy: vec![false; plan.images.len()],
             deferred: false,
+            promised_parts: 0,
             backfill: Backfill::new(plan.images.len(), Window::new(BACKFILL_WINDOW)),
             now: Time(0),
             plan,
@@ -159,6 +163,7 @@ impl Target {
             TargetRecord::Prepared { attempt, map_hash, images, epoch } => {
                 self.attempt = *attempt;
                 self.epoch = *epoch;
+                self.promised_parts += parts(images);
                 self.stage = Stage::Prepared {
                     attempt: *attempt,
                     map_hash: *map_hash,

@@ -14,6 +14,9 @@ pub(super) const SAVE_INTERVAL: u64 = 2 * SECOND;
 const ACK_BATCH: usize = 64;
 const _: () = assert!(ACK_BATCH <= MAX_TAGS);
 
+/// Most parts of all maps that one migration is promised for, beyond its first attempt: 256 MiB in the journal.
+const MAX_PROMISED_PARTS: u64 = 1 << 16;
+
 impl Target {
     pub(super) fn run_arrived(
         &mut self,
@@ -224,7 +227,8 @@ impl Target {
             return;
         }
         let lossy = || self.is_lossy().then(|| "writes of what was received were lost".to_owned());
-        if let Some(why) = self.too_long(&images).or_else(|| self.outside(&images)).or_else(lossy) {
+        let fits = self.too_long(&images).or_else(|| self.outside(&images)).or_else(lossy);
+        if let Some(why) = fits.or_else(|| self.too_often(&images)) {
             return self.send(ToSource::Failed(not_promised(why)), out);
         }
         self.attempt = attempt;
@@ -242,6 +246,18 @@ impl Target {
             "the source's image '{}' has {} bytes, and was prepared with {}; prepare again",
             offer.name, image.len, offer.len
         ))
+    }
+
+    /// Each attempt is noted with its map for as long as the migration lasts, and read when the agent starts.
+    fn too_often(&self, images: &[ImageHandover]) -> Option<String> {
+        let before = self.promised_parts;
+        (before > 0 && before + parts(images) > MAX_PROMISED_PARTS).then(|| {
+            format!(
+                "attempt {} and those before it have maps of missing blocks with {before} parts, and all may have \
+                 {MAX_PROMISED_PARTS}; prepare again",
+                self.attempt.0
+            )
+        })
     }
 
     /// A map that names blocks past an image's end is no map of it: whoever followed it would ask
@@ -266,6 +282,7 @@ impl Target {
             records.push(TargetRecord::BackfillPaused { paused: true });
         }
         let promised = images.clone();
+        self.promised_parts += parts(&promised);
         let epoch = self.epoch;
         records.push(TargetRecord::Prepared { attempt, map_hash, images: promised, epoch });
         out.push(TargetEffect::Journal(records));
@@ -298,6 +315,11 @@ impl Target {
             _ => {}
         }
     }
+}
+
+/// What maps of missing blocks cost: up to 4 KiB for each of these.
+pub(super) fn parts(images: &[ImageHandover]) -> u64 {
+    images.iter().map(|image| image.missing.parts()).sum()
 }
 
 /// The pieces of a described run whose bits are set.

@@ -89,7 +89,7 @@ impl Registry {
     /// # Errors
     /// That it is so.
     pub(crate) fn check_name(&self, record: &ImageRecord) -> io::Result<()> {
-        let hidden = matches!(record.place, NameKind::Partial | NameKind::Replica(_));
+        let hidden = matches!(self.place_of(record)?, NameKind::Partial | NameKind::Replica(_));
         if !hidden || record.device || record.flat.is_some() || !self.at(&record.path).exists()? {
             return Ok(());
         }

@@ -60,6 +60,12 @@ pub(super) fn is_other_file(store: &Store, record: &ImageRecord) -> bool {
     }
 }
 
+/// Whether the file that comes to an image is the one at `path`.
+pub(super) fn has_arrived(record: &ImageRecord, path: &StatePath) -> bool {
+    let found = file_at(path).zip(record.arriving);
+    found.is_some_and(|(now, known)| now.is_same(&known))
+}
+
 fn is_another(known: FileIdentity, path: &StatePath) -> bool {
     file_at(path).is_some_and(|now| !now.is_same(&known))
 }

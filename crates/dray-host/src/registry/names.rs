@@ -1,7 +1,7 @@
 //! What an image is called while it comes, while it is here and after it has left (I1): the names
 //! of files, the markers of devices, and the records that follow them.
 
-use super::identity::is_other_file;
+use super::identity::{has_arrived, is_other_file};
 use super::lines::begin_line;
 use super::{Entry, Registry, is_device};
 use crate::lineage::{ReplicaNote, file_at, stamp_of};
@@ -157,6 +157,10 @@ impl Registry {
             if self.at(&names.replica(epoch)).exists()? {
                 return Ok(place);
             }
+        }
+        // Its file got its name, and the record that says so could not be written.
+        if record.place == NameKind::Partial && has_arrived(record, &self.at(&record.path)) {
+            return Ok(NameKind::Named);
         }
         Ok(record.place)
     }

@@ -84,6 +84,8 @@ pub async fn deliver(config: &Config, slot: &TargetSlot, stream: Stream) -> Resu
 /// Whether the QEMU that is to take a VM waits, and has the disks of a prepared migration. Nothing is noted of it: it is
 /// looked at again when the migration begins.
 ///
+/// Nothing is changed at it, and who asks learns nothing of a VM that its migration does not concern.
+///
 /// # Errors
 /// Why it cannot take the VM.
 pub async fn fits(
@@ -96,10 +98,12 @@ pub async fn fits(
         let numbered = plans(facts)?;
         let vm = vm_behind(config, hypervisor, &facts.qmp, NotDone::Refused).await?;
         let plans: Vec<_> = numbered.iter().map(|(_, plan)| plan.clone()).collect();
-        vm.await_guest(&plans).await?;
         let (images, nbd_socket) = (&slot.intent().images, &config.nbd_socket());
         let expected = Expected { plans: &numbered, images, nbd_socket, arrived: false };
-        expected.check(&vm.look().await?.disks)?;
+        let disks = vm.look().await?.disks;
+        expected.concerns(&disks)?;
+        vm.waits(&plans).await?;
+        expected.check(&disks)?;
         Ok::<_, NotDone>(())
     };
     fits.await.map_err(Why::of)
@@ -159,6 +163,9 @@ impl TargetVmTask {
         let numbered = plans(&facts)?;
         let vm = self.vm_behind(&facts.qmp, NotDone::Refused).await?;
         let plans: Vec<_> = numbered.iter().map(|(_, plan)| plan.clone()).collect();
+        // Nothing is asked of a QEMU that waits for something else.
+        vm.waits(&plans).await?;
+        self.look(&*vm, &numbered, false).await?;
         let arrival = vm.await_guest(&plans).await?;
         self.look(&*vm, &numbered, false).await?;
         let qemu = self.checked.clone();

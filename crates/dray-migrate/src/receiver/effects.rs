@@ -168,6 +168,7 @@ impl TargetLoop {
     }
 
     fn complete(&mut self) {
+        self.owed.last_words = false;
         if !self.images.any_bound() {
             // All was done before, and the images may take part in something else by now.
             self.slot.send(super::Input::Finished { given: BTreeSet::new() });
@@ -188,6 +189,7 @@ impl TargetLoop {
     /// After a new session of a complete migration: its last words may have been lost.
     pub(super) fn opened_again(&mut self) {
         // Not before the record that says so is durable, and the files have their names.
+        self.owed.last_words = !self.held.is_empty();
         if self.engine.is_complete() && self.held.is_empty() && !self.verifying() {
             self.complete();
         }

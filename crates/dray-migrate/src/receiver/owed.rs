@@ -22,6 +22,8 @@ pub struct Owed {
     records: bool,
     /// The migration is over for its images.
     let_go: bool,
+    /// What was said when all blocks had come, which the source may have missed: not before what is held is done.
+    pub(super) last_words: bool,
     /// The source needs nothing more: the folder goes when nothing else is owed.
     parting: bool,
     tried: Option<Time>,
@@ -130,6 +132,9 @@ impl TargetLoop {
         if self.held.is_stuck() {
             self.held.retry();
             self.settle();
+            if self.owed.last_words && self.held.is_empty() {
+                self.opened_again();
+            }
         }
         if self.owed.settings {
             self.write_settings();

@@ -174,6 +174,11 @@ impl World {
         let at = usize::from(self.mission == Mission::ClaimAtTarget);
         let answers = self.hosts[at].within(|agent| super::NAMES.map(|name| agent.claim(name)));
         let Some(answers) = answers else { return };
+        for answer in answers.iter().flatten() {
+            if let Err(why) = answer {
+                tracing::debug!(?why, "a claim is refused");
+            }
+        }
         let who = format!("the claim at step {}", self.steps);
         for (disk, answer) in self.guest.disks.iter_mut().zip(&answers) {
             match answer {

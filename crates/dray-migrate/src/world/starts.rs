@@ -1,5 +1,5 @@
 //! After a fault the agent starts while something is wrong that lasts: it is started twice so, and then all is
-//! well again.
+//! well again, while it runs or when it starts once more.
 
 use super::World;
 use super::pairs::{Plan, caught, in_threads};
@@ -56,6 +56,8 @@ impl Start {
 pub(super) struct StartPlan {
     pub plan: Plan,
     pub start: Start,
+    /// All is well again while it runs.
+    pub runs: bool,
 }
 
 impl StartPlan {
@@ -64,9 +66,11 @@ impl StartPlan {
         let Some(mut world) = self.plan.begin(self.plan.call) else { return };
         let (host, gone) = (self.plan.host, world.gone);
         self.start.begin(&mut world, host);
-        for _ in 0..2 {
+        for nth in 0..2 {
             (0..WRONG).for_each(|_| world.step());
-            world.hosts[host].kill();
+            if nth == 0 || !self.runs {
+                world.hosts[host].kill();
+            }
         }
         self.start.end(&mut world, host, gone);
         world.finish(&format!("{self:?}"));
@@ -76,7 +80,10 @@ impl StartPlan {
 /// Runs one of so many of every fault that has `ended` with every start: how many, of how many, and what
 /// went wrong.
 pub(super) fn run_some(ended: &[Plan], every: usize) -> (usize, usize, Vec<String>) {
-    let plans = ended.iter().flat_map(|&plan| Start::ALL.map(|start| StartPlan { plan, start }));
+    let starts = Start::ALL.into_iter().flat_map(|start| [true, false].map(|runs| (start, runs)));
+    let with_all =
+        |&plan: &Plan| starts.clone().map(move |(start, runs)| StartPlan { plan, start, runs });
+    let plans = ended.iter().flat_map(with_all);
     let plans: Vec<_> = plans.collect();
     let some: Vec<_> = plans.iter().skip(every / 2 % every).step_by(every).copied().collect();
     let run = |plan: &StartPlan| caught(plan, || plan.run()).err().into_iter().collect();

@@ -12,8 +12,8 @@ use dray_config::Config;
 use dray_image::ImageFile;
 use dray_net::NetErrorKind;
 use dray_net::questions::Questions;
-use dray_net::requests;
 use dray_net::tls::Identity;
+use dray_net::{requests, turns};
 use dray_types::ErrorKind;
 use dray_types::{GenerationId, ImageId};
 use dray_wire::StreamKind;
@@ -55,11 +55,14 @@ impl Catalogue for PeerCatalogue {
 
 fn at_peer(config: &Arc<Config>, name: &str, image: ImageId) -> Result<Snapshots, Unheard> {
     let peer = config.peer(name).ok_or(Unheard::Unknown)?;
+    let turn = turns::turn(&peer.address)?;
     let identity = Identity::load(&config.tls_dir)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let request = Request::Holdings { image };
     let asked = requests::ask(&identity, &peer.name, &peer.address, &request, PEER_PATIENCE);
-    let asked = match runtime.block_on(asked) {
+    let asked = runtime.block_on(asked);
+    turn.heard(&asked);
+    let asked = match asked {
         // It gives replicas to other hosts, if to any: nothing is wrong with it.
         Err(why) if why.kind == NetErrorKind::Refused(ErrorKind::Denied) => {
             tracing::debug!(peer = name, %why, "a peer gives this host no replicas");
