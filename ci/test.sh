@@ -9,7 +9,13 @@ mkdir -p "$(dirname "$log")"
 
 # Most tests wait more than they work.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 5 / 2))}
-cargo test --workspace --locked --no-fail-fast "$@" -- --show-output 2>&1 | tee "$log" | awk -f ci/test.awk
+# Examples are checked by clippy; building them here would take as long as some tests.
+run() {
+    cargo test --workspace --locked --no-fail-fast --lib --bins --tests "$@" -- --show-output
+    local tests=$?
+    cargo test --workspace --locked --no-fail-fast --doc "$@" -- --show-output && return "$tests"
+}
+run "$@" 2>&1 | tee "$log" | awk -f ci/test.awk
 status=("${PIPESTATUS[@]}")
 # Both say whether all went well: cargo sees what did not build, the count what was printed.
 [ "${status[0]}" = 0 ] && [ "${status[2]}" = 0 ]

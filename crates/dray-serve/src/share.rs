@@ -63,9 +63,9 @@ impl Share {
 
     /// One thread more, if there is room for it, or if it is the `first` of its connection.
     pub(crate) fn thread(self: &Arc<Self>, first: bool) -> Option<ThreadPlace> {
-        let own = self.own.threads.load(Relaxed) < THREADS_OF_EXPORT;
-        let all = self.all.threads.load(Relaxed) < THREADS_OF_ALL;
-        if !first && !(own && all) {
+        let has_room = self.own.threads.load(Relaxed) < THREADS_OF_EXPORT
+            && self.all.threads.load(Relaxed) < THREADS_OF_ALL;
+        if !first && !has_room {
             return None;
         }
         self.own.threads.fetch_add(1, Relaxed);

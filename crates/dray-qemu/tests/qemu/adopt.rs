@@ -1,14 +1,12 @@
 //! A running guest's disks go under an NBD server and back: every kind of disk, under load.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::support::{NbdServer, allocated, is_hole, locks};
 use dray_image::{Hold, QemuLocks};
 use dray_qemu::{AdoptOptions, LayerPlan, NodeOptions, Qmp, VmDisk, adopt, graph, release};
 use dray_testkit::guest::{Bystander, Console, GuestVm, initramfs, tools};
-use support::{NbdServer, allocated, is_hole, locks};
 
 const SIZE: u64 = 64 << 20;
 const SPAN: u64 = 16 << 20;

@@ -2,15 +2,13 @@
 //! its old or its new size, what is told afterwards is so, the disk works, and the same step again comes to its
 //! end.
 
-mod support;
-
+use crate::support::NbdServer;
+use crate::support::idle::{Idle, check_image};
+use crate::support::walk::{Slip, walk};
 use dray_qemu::{AdoptOptions, LayerPlan, adopt, release, resize};
 use dray_testkit::guest::tools;
 use std::fs::File;
 use std::path::PathBuf;
-use support::NbdServer;
-use support::idle::{Idle, check_image};
-use support::walk::{Slip, walk};
 
 const OLD: u64 = 16 << 20;
 const NEW: u64 = 32 << 20;

@@ -1,14 +1,12 @@
 //! A monitor that goes wrong at any command of an adoption or a release: what is told afterwards is so, the disk
 //! works, and the same step again comes to its end.
 
-mod support;
-
+use crate::support::NbdServer;
+use crate::support::idle::{Idle, check_image};
+use crate::support::walk::{Slip, walk};
 use dray_qemu::{AdoptOptions, Error, LayerPlan, Qmp, adopt, is_released, release};
 use dray_testkit::guest::tools;
 use std::path::PathBuf;
-use support::NbdServer;
-use support::idle::{Idle, check_image};
-use support::walk::{Slip, walk};
 
 const SIZE: u64 = 16 << 20;
 const KEEP: AdoptOptions = AdoptOptions { drop_bitmaps: false };

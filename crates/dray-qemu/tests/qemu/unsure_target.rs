@@ -1,14 +1,12 @@
 //! A monitor that goes wrong at any command of a migration's target: its guest runs only when it was asked to,
 //! and a paused one not at all; what is told is so, and the same step again comes to its end.
 
-mod support;
-
+use crate::support::pair::{LONG, Pair};
+use crate::support::walk::{Slip, walk};
 use dray_qemu::graph::Graph;
 use dray_qemu::{Error, Incoming, Qmp, activate, migrate, status};
 use dray_testkit::guest::tools;
 use std::time::{Duration, Instant};
-use support::pair::{LONG, Pair};
-use support::walk::{Slip, walk};
 
 /// How long the memory may take, over a monitor that goes wrong.
 const LOAD: Duration = Duration::from_secs(5);

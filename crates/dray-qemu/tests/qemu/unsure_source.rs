@@ -2,14 +2,12 @@
 //! the target's guest does not run, and giving up over a good monitor brings the guest back, from where it can
 //! move again. A paused guest stays paused.
 
-mod support;
-
+use crate::support::pair::{FAST, Pair};
+use crate::support::walk::{Slip, walk};
 use dray_qemu::{Error, Limits, Outgoing, Qmp, migrate, status};
 use dray_testkit::guest::tools;
 use std::path::Path;
 use std::time::Duration;
-use support::pair::{FAST, Pair};
-use support::walk::{Slip, walk};
 
 /// The memory is still on its way when it is given up.
 const SLOW: Limits = Limits { max_bandwidth: 16 << 10, downtime_limit: Duration::from_millis(1) };

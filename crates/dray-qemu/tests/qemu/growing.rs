@@ -1,20 +1,18 @@
 //! An adopted qcow2 file grows like any other: QEMU resizes the image, takes an internal snapshot,
 //! and writes past what was the file's end.
 
-mod support;
-
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support::NbdServer;
+use crate::support::idle::Idle;
+use crate::support::proxy::{At, Proxy, Wrong};
 use dray_qemu::{
     AdoptOptions, Error, ErrorKind, LayerPlan, NodeOptions, Qmp, adopt, adopt_keeping, graph,
     release, release_tracked, resize, status,
 };
 use dray_testkit::guest::{GuestVm, tools};
 use serde_json::json;
-use support::NbdServer;
-use support::idle::Idle;
-use support::proxy::{At, Proxy, Wrong};
 
 /// The length of a disk that is resized.
 const OLD: u64 = 4 << 20;

@@ -2,16 +2,14 @@
 //! that was broken off: the nodes are as before or as after once it is settled, what is told is so, no byte that
 //! was flushed is lost, and the same step again, and its undoing, come to their end.
 
-mod support;
-
+use crate::support::NbdServer;
+use crate::support::idle::Idle;
+use crate::support::proxy::{At, Wrong};
+use crate::support::walk::{Slip, walk};
 use dray_qemu::flatten::{On, flatten, settle, unflatten};
 use dray_qemu::{Error, ErrorKind, LayerPlan, Qmp, VmDisk, release, status};
 use dray_testkit::guest::tools;
 use std::path::{Path, PathBuf};
-use support::NbdServer;
-use support::idle::Idle;
-use support::proxy::{At, Wrong};
-use support::walk::{Slip, walk};
 
 const SIZE: u64 = 4 << 20;
 const PIECE: u64 = 64 << 10;

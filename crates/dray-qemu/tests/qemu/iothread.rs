@@ -1,14 +1,12 @@
 //! Disks in an iothread: QEMU before 9.0 ends itself in an exchange of their nodes that is not guarded.
 
-mod support;
-
+use crate::support::bench::{Bench, connect, plan};
+use crate::support::locks;
 use dray_qemu::{AdoptOptions, LayerPlan, Qmp, adopt, graph, iothread, release, release_tracked};
 use dray_testkit::guest::{GuestVm, GuestVmBuilder, Monitor};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use support::bench::{Bench, connect, plan};
-use support::locks;
 
 /// How long the firmware may take to come to the disk.
 const BOOT: Duration = Duration::from_secs(60);

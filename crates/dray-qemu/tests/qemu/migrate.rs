@@ -1,18 +1,16 @@
 //! Two QEMUs, one set of files behind NBD: the whole switchover in its order, and what happens when
 //! the target dies in each of its steps.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::support::NbdServer;
 use dray_qemu::migrate::{Incoming, Limits, Outgoing};
 use dray_qemu::{
     AdoptOptions, LayerPlan, NbdExport, NodeOptions, Qmp, activate, adopt, blockdev, graph,
     release, status, was_started,
 };
 use dray_testkit::guest::{Bystander, GuestVm, GuestVmBuilder, initramfs, tools};
-use support::NbdServer;
 
 const SIZE: u64 = 64 << 20;
 const SPAN: u64 = 16 << 20;

@@ -1,17 +1,15 @@
 //! A guest's read waits for a block that does not come (the source is lost): so do QMP `stop` and
 //! `quit`, until the read is failed or served.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::NbdServer;
 use dray_image::{Fetcher, Fill, PresentLog};
 use dray_qemu::{ErrorKind, NbdExport, Qmp, status};
 use dray_testkit::guest::{GuestVm, initramfs};
 use dray_types::{BlockRange, BlockSet};
 use serde_json::{Value, json};
-use support::NbdServer;
 
 const SIZE: u64 = 16 << 20;
 const MISSING: BlockRange = BlockRange { start: 1024, len: 256 };

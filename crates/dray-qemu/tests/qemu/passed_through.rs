@@ -1,14 +1,12 @@
 //! A monitor that dray does not own: a manager stands in front of QEMU and passes commands through.
 
-mod support;
-
+use crate::support::bench::{Bench, connect, plan};
 use dray_qemu::qmp::{Answer, Channel, EVENT_QUEUE, Monitored};
 use dray_qemu::{AdoptOptions, ErrorKind, Event, Qmp, adopt, graph, release};
 use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
-use support::bench::{Bench, connect, plan};
 use tokio::sync::broadcast;
 
 /// A manager that has QEMU's monitor to itself.

@@ -1,8 +1,6 @@
 //! What the tests with a real QEMU share: dray's own NBD server for a file, and locks as QEMU sees
 //! them.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
-
 pub mod bench;
 pub mod idle;
 pub mod locks;

@@ -1,11 +1,11 @@
 //! What is refused, and that the VM is as before afterwards. These QEMUs run no guest.
 
-mod support;
-
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::support::bench::{Bench, SIZE, connect, plan};
+use crate::support::{NbdServer, locks};
 use dray_qemu::migrate::{Incoming, Limits, Outgoing};
 use dray_qemu::{
     AdoptOptions, Error, ErrorKind, LayerPlan, NbdExport, NodeOptions, Qmp, adopt, graph, release,
@@ -13,8 +13,6 @@ use dray_qemu::{
 };
 use dray_testkit::guest::{GuestVm, tools};
 use serde_json::json;
-use support::bench::{Bench, SIZE, connect, plan};
-use support::{NbdServer, locks};
 
 const KEEP: AdoptOptions = AdoptOptions { drop_bitmaps: false };
 const DROP: AdoptOptions = AdoptOptions { drop_bitmaps: true };
