@@ -30,10 +30,7 @@ impl Expected<'_> {
         if names.any(|name| self.images.iter().any(|image| image.name_here() == name)) {
             return Ok(());
         }
-        Err(mismatch(
-            "the target's QEMU has no disk on an export of this migration: start it with the arguments that `dray \
-             prepare` prints",
-        ))
+        Err(mismatch("the target's QEMU has no disk on an export of this migration"))
     }
 
     /// Checks that each disk of a VM is on the exports of this migration's images.

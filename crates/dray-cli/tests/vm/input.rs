@@ -9,6 +9,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
+/// What is said of a QEMU that waits for something else.
+const NO_EXPORT: &[&str] = &["no disk on an export of this migration", "dray prepare"];
 /// A QEMU before those that can do what dray asks for.
 const TOO_OLD: &str = "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 1, \"minor\": 1, \
     \"major\": 7}, \"package\": \"\"}, \"capabilities\": []}}\r\n";
@@ -112,19 +114,12 @@ fn a_waiting_qemu_that_does_not_fit_is_refused() {
         (Waiting::Nobody, 9, &["target.qmp"]),
         (Waiting::Said("NBDMAGIC\n"), 9, &["target.qmp", "not a QMP message"]),
         (Waiting::Said(TOO_OLD), 9, &["QEMU 7.1.1 is too old", "7.2.0 or newer is needed"]),
-        (Waiting::Qemu(GuestVmBuilder::bare), 9, &["inmigrate", "-incoming defer"]),
-        (Waiting::Qemu(GuestVmBuilder::incoming), 9, &["no disk with the id disk0"]),
-        (
-            Waiting::Qemu(small),
-            9,
-            &["disk0 has 67108864 bytes at the target and 100663296 bytes at the source"],
-        ),
-        (Waiting::Qemu(two), 9, &["a disk disk1 more"]),
-        (
-            Waiting::Qemu(old),
-            9,
-            &["disk disk0: it is on", "null-co", "not on the export", "dray prepare"],
-        ),
+        // Of a VM that has nothing to do with the migration nothing else is told.
+        (Waiting::Qemu(GuestVmBuilder::bare), 9, NO_EXPORT),
+        (Waiting::Qemu(GuestVmBuilder::incoming), 9, NO_EXPORT),
+        (Waiting::Qemu(small), 9, NO_EXPORT),
+        (Waiting::Qemu(two), 9, NO_EXPORT),
+        (Waiting::Qemu(old), 9, NO_EXPORT),
     ];
     let prepared = stage.prepare_exports();
     for (waiting, code, words) in cases {

@@ -201,6 +201,9 @@ impl TargetLoop {
         let complete = self.engine.is_complete();
         if complete {
             self.let_go();
+            if self.held.is_empty() && self.owed.is_nothing() {
+                self.mended();
+            }
             self.show_completed();
         }
         self.slot.board.change(|shown| shown.progress.phase = Phase::Ended);

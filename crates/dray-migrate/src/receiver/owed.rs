@@ -32,7 +32,7 @@ pub struct Owed {
 }
 
 impl Owed {
-    fn is_nothing(&self) -> bool {
+    pub(super) fn is_nothing(&self) -> bool {
         !(self.settings || self.records || self.let_go)
     }
 }
@@ -149,7 +149,7 @@ impl TargetLoop {
     }
 
     /// All is written: what was shown of it goes.
-    fn mended(&mut self) {
+    pub(super) fn mended(&mut self) {
         let Some(error) = self.owed.shown.take() else { return };
         tracing::info!(migration = %self.slot.board.migration, "continues at the target");
         self.slot.board.change(|shown| {
