@@ -1,6 +1,5 @@
 //! The connections of this host to others, so that one whose peer is not trusted any more can be cut off.
 
-use crate::socket::Socket;
 use parking_lot::Mutex;
 use rustix::net::Shutdown;
 use rustls::pki_types::CertificateDer;
@@ -60,16 +59,12 @@ impl Drop for Listed {
 }
 
 impl Connections {
-    /// Notes a connection until its `socket` is dropped.
+    /// Notes a connection until what this returns is dropped.
     ///
     /// # Errors
     /// No descriptor is left.
-    pub(crate) fn list(
-        &self,
-        socket: &mut Socket<tokio::net::TcpStream>,
-        other: Arc<OtherEnd>,
-    ) -> io::Result<()> {
-        let handle = socket.tcp().as_fd().try_clone_to_owned()?;
+    pub(crate) fn list(&self, socket: impl AsFd, other: Arc<OtherEnd>) -> io::Result<Listed> {
+        let handle = socket.as_fd().try_clone_to_owned()?;
         let id = {
             let mut all = self.0.lock();
             all.next += 1;
@@ -77,8 +72,7 @@ impl Connections {
             all.open.insert(id, (other, handle));
             id
         };
-        socket.listed = Some(Listed { all: self.clone(), id });
-        Ok(())
+        Ok(Listed { all: self.clone(), id })
     }
 
     /// Ends the connections that `which` chooses, in both directions and at once. Returns how many.

@@ -147,7 +147,8 @@ impl Identity {
     ) -> Result<(), NetError> {
         let other = Arc::new(other);
         let local = |why| NetError::new(NetErrorKind::Local, format!("note a connection: {why}"));
-        self.connections.list(socket, Arc::clone(&other)).map_err(local)?;
+        let listed = self.connections.list(socket.tcp(), Arc::clone(&other));
+        socket.listed = Some(listed.map_err(local)?);
         // What is revoked from now on finds it in the list.
         if self.trusts(&other) {
             return Ok(());
