@@ -51,6 +51,7 @@ fn a_raw_image_of_its_own() {
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn a_raw_image_on_drays_socket() {
     moves_on_after_a_cancel("onward-never", &[], &["--release", "never"], &[]);
 }
@@ -61,6 +62,7 @@ fn a_fresh_qcow2() {
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn a_fresh_qcow2_that_is_flattened_again() {
     let qcow2 = ["--target-format", "qcow2"];
     moves_on_after_a_cancel("onward-qf", &qcow2, &[], &["--chain", "flatten"]);

@@ -169,6 +169,7 @@ fn during_backfill(name: &str, letter: &str) {
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn no_request_fails_when_the_target_restarts_during_backfill() {
     during_backfill("again-target", "b");
 }
@@ -181,6 +182,7 @@ fn no_request_fails_when_the_source_restarts_after_the_handover() {
 /// The agent at the source was away when the migration was over: the QEMU there that comes back to it has nothing to
 /// wait for.
 #[test]
+#[ignore = "long: make long"]
 fn a_source_whose_agent_restarts_after_the_move_can_quit() {
     for stops in [0, 1] {
         let Some(mut stage) = Stage::new("quits-late", &KINDS, 1_000_000) else { return };

@@ -35,6 +35,7 @@ fn stays(mut stage: Stage) {
 
 /// The target's QEMU does not have it, and nobody would move its content.
 #[test]
+#[ignore = "long: make long"]
 fn a_disk_that_is_added_during_copy_ends_the_attempt() {
     let Some(mut stage) = Stage::new("user-disk", &[Kind::Qcow2], 2_000_000) else { return };
     let answer = beside_copy(&mut stage, |monitor| {
@@ -50,6 +51,7 @@ fn a_disk_that_is_added_during_copy_ends_the_attempt() {
 
 /// QEMU itself refuses a state that has a device more than the one that waits for it.
 #[test]
+#[ignore = "long: make long"]
 fn a_device_that_is_added_during_copy_brings_the_guest_back() {
     let Some(mut stage) = Stage::new("user-device", &[Kind::Qcow2], 2_000_000) else { return };
     let answer = beside_copy(&mut stage, |monitor| {
