@@ -2,7 +2,7 @@
 
 use super::Agent;
 use super::rights::need_of_request;
-use super::room::Bounded;
+use super::room::{Bounded, Turn};
 use dray_api::MigrationState;
 use dray_config::{Peer, Right};
 use dray_files::unix_ms;
@@ -52,11 +52,12 @@ impl Agent {
     ) -> Answer<(Vec<Surveyed>, u64)> {
         let reuses = self.config.peer(peer).is_some_and(|known| known.may(Right::Reuse));
         let survey = self.questions.begin(peer, Bounded::Survey)?;
+        let turn = self.questions.alone(Turn::Survey(peer.to_owned())).await;
         let indexed = if reuses { self.reuse.indexed_bytes() } else { 0 };
         let (agent, peer) = (Arc::clone(self), peer.to_owned());
         let look = move || {
             // It counts until its threads have ended, whether anybody waits for them or not.
-            let _survey = survey;
+            let _under_way = (survey, turn);
             agent.survey_for(&peer, number, pool.as_deref(), images, backups)
         };
         Ok((may_block(look).await?, indexed))
@@ -132,8 +133,7 @@ impl Agent {
             return Err(conflict("it has begun here"));
         }
         let facts = GuestFacts { name: None, qmp: qmp.into(), layers, running: false };
-        // A monitor has one client at a time: who asks again and again must not keep others from it.
-        let _alone = self.questions.alone_at(&facts.qmp).await;
+        let _alone = self.questions.alone(Turn::Look(facts.qmp.clone())).await;
         let fits = guest::receiver::fits(&self.config, &*self.hypervisor, &slot, &facts).await;
         fits.map_err(|why| Refusal::new(ErrorKind::Hypervisor, "cannot take the vm", why))
     }

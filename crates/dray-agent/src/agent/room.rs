@@ -12,7 +12,7 @@ use dray_wire::request::ComingImage;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use tokio::sync::OwnedMutexGuard;
 
@@ -76,11 +76,21 @@ impl Bounded {
     }
 }
 
+/// What is done for one question after the other.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Turn {
+    /// A look at the monitor at this path, which has one client at a time: who asks again and again must not keep others
+    /// from it.
+    Look(PathBuf),
+    /// A survey of this host: each has a thread for every image and every place where that may be.
+    Survey(String),
+}
+
 /// What is under way, by what it is and whose.
 #[derive(Clone, Default)]
 pub struct Questions {
     counts: Arc<Mutex<BTreeMap<(String, Bounded), usize>>>,
-    looks: Arc<Mutex<BTreeMap<PathBuf, Weak<tokio::sync::Mutex<()>>>>>,
+    turns: Arc<Mutex<BTreeMap<Turn, Weak<tokio::sync::Mutex<()>>>>>,
 }
 
 /// One of them, for as long as this is there.
@@ -91,13 +101,13 @@ impl Questions {
         self.counts.lock()
     }
 
-    /// Waits until no other peer's look at the monitor at this path is under way.
-    pub(super) async fn alone_at(&self, monitor: &Path) -> OwnedMutexGuard<()> {
+    /// Waits until nothing else of this is under way.
+    pub(super) async fn alone(&self, of: Turn) -> OwnedMutexGuard<()> {
         let turn = {
-            let mut looks = self.looks.lock();
-            looks.retain(|_, turn| turn.strong_count() > 0);
-            let turn = looks.get(monitor).and_then(Weak::upgrade).unwrap_or_default();
-            looks.insert(monitor.to_owned(), Arc::downgrade(&turn));
+            let mut turns = self.turns.lock();
+            turns.retain(|_, turn| turn.strong_count() > 0);
+            let turn = turns.get(&of).and_then(Weak::upgrade).unwrap_or_default();
+            turns.insert(of, Arc::downgrade(&turn));
             turn
         };
         turn.lock_owned().await
