@@ -2,6 +2,8 @@
 //!
 //! Commands, one a line; every command is answered by one line that begins with `OK` or `ERROR`
 //! (after what it prints):
+//! * `disks`: loads the driver of disks, so that `/dev/vda` … appear, and says `READY` before it is answered.
+//!   Until then a guest knows nothing of its disks: one that was saved can go on with others
 //! * `open disk=vda image=1 seeded=0` (bytes at the start that hold seeded content, not zeros), with
 //!   `learn=1` what is on the disk is what was written last
 //! * `start disk=vda block=65536 span=… rate=… pattern=random|seq …` (see [`workload::Options`])
@@ -19,6 +21,7 @@ mod workload;
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -32,6 +35,8 @@ use workload::{Options, Workload};
 
 /// Blocks verified by one request.
 const VERIFY_BLOCKS: u64 = 64;
+/// The driver of disks; not there when the kernel has it built in.
+const DISK_DRIVER: &str = "/modules/virtio_blk.ko";
 
 #[derive(Default)]
 struct Guest {
@@ -45,7 +50,7 @@ fn main() -> std::io::Result<()> {
     let output = Output::start(port.try_clone()?);
     let mut guest = Guest::default();
     report_every_second(guest.workloads.clone(), output.clone());
-    output.send("READY");
+    output.send("BOOTED");
     for text in console::commands(port) {
         if let Some(step) = text.strip_prefix("T ") {
             if let Err(why) = guest.steps.push(step) {
@@ -78,6 +83,7 @@ impl Guest {
     fn command(&mut self, line: &Line, output: &Output) -> Result<(), String> {
         match line.word.as_str() {
             "ping" => Ok(()),
+            "disks" => find_disks(output),
             "open" => self.open(line, output),
             "start" => self.start(line, output),
             "replay" => self.replay(line, output),
@@ -192,6 +198,14 @@ impl Guest {
     }
 }
 
+fn find_disks(output: &Output) -> Result<(), String> {
+    if Path::new(DISK_DRIVER).exists() {
+        busybox(&["insmod", DISK_DRIVER])?;
+    }
+    output.send("READY");
+    Ok(())
+}
+
 fn verify(disk: &Disk, output: &Output) -> Result<(), String> {
     let mut buf = Aligned::new(VERIFY_BLOCKS as usize * BLOCK);
     let mut bad = 0;
@@ -229,6 +243,13 @@ fn fill(disk: &Disk, blocks: Blocks) -> std::io::Result<()> {
 }
 
 fn poweroff() -> Result<(), String> {
-    let status = Command::new("/bin/busybox").args(["poweroff", "-f"]).status();
-    status.map(|_| ()).map_err(|e| e.to_string())
+    busybox(&["poweroff", "-f"])
+}
+
+fn busybox(args: &[&str]) -> Result<(), String> {
+    let said = Command::new("/bin/busybox").args(args).output().map_err(|e| e.to_string())?;
+    if said.status.success() {
+        return Ok(());
+    }
+    Err(format!("{}: {}", args.join(" "), String::from_utf8_lossy(&said.stderr)))
 }

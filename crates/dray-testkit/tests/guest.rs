@@ -98,3 +98,32 @@ fn a_guest_does_the_steps_of_a_trace() {
     assert_eq!(booted.check(), 6);
     booted.vm.kill().expect("kill");
 }
+
+#[test]
+fn guests_go_on_from_one_saved_state_with_disks_of_their_own() {
+    if !initramfs::available() {
+        return;
+    }
+    for (name, size) in [("small", 8 << 20), ("large", 24 << 20)] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let image = dir.path().join("image.raw");
+        let mut bystander = Bystander::new(1, size, 0);
+        bystander.create_raw(&image).expect("image");
+        let file = format!("driver=file,node-name=disk,filename={}", image.display());
+        let builder = GuestVm::builder(dir.path(), name).memory_mib(160).booted();
+        let mut vm = builder.blockdev(file).disk("disk0", "disk").start().expect("start");
+        vm.wait_ready().expect("it goes on");
+        assert_eq!(vm.log(), "", "it has not booted");
+        let console = vm.console();
+        console.command(&bystander.open_command("vda")).expect("open");
+        let last = size - 4096;
+        console.command(&format!("fill disk=vda offset={last} length=4096")).expect("fill");
+        console.command(&format!("fill disk=vda offset={size} length=4096")).expect_err("the end");
+        console.command("flush").expect("flush");
+        let dump = console.command("dump disk=vda").expect("dump");
+        bystander.apply_dump("vda", &dump).expect("apply");
+        bystander.check_raw(&image).expect("the bystander's image");
+        assert_eq!(bystander.written_blocks(), 1);
+        vm.kill().expect("kill");
+    }
+}

@@ -115,7 +115,7 @@ impl Vm {
     /// finds on them.
     pub fn boot(&mut self, world: &World, host: usize, learn: bool) -> Result<(), String> {
         let images = images(world, host)?;
-        let mut builder = self.builder(world);
+        let mut builder = self.builder(world).booted();
         for i in 0..self.disks.len() {
             builder = builder.blockdev(self.blockdev(world, host, i, &images));
             builder = builder.disk_with(&format!("disk{i}"), &format!("node{i}"), DEVICE);

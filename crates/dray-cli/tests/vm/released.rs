@@ -204,7 +204,7 @@ fn a_bitmap_that_is_gone_makes_everything_count() {
     stage.source.wait_exit(PATIENCE).expect("ends");
     let path = stage.image("b", 0);
     let node = format!("driver=file,node-name=again,filename={},discard=unmap", path.display());
-    let builder = GuestVm::builder(&stage.lab.dir(), "again").memory_mib(192);
+    let builder = GuestVm::builder(&stage.lab.dir(), "again").memory_mib(192).booted();
     stage.source = builder.blockdev(node).disk("disk0", "again").start().expect("qemu");
     stage.source.wait_ready().expect("boot");
     let found = await_release(&stage);

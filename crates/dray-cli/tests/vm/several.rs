@@ -32,7 +32,7 @@ impl Moved {
         let path = lab.host("a").pool().join(format!("{name}.raw"));
         bystander.create_raw(&path).expect("image");
         let node = format!("driver=file,node-name=root,filename={},discard=unmap", path.display());
-        let builder = GuestVm::builder(&lab.dir(), name).memory_mib(160);
+        let builder = GuestVm::builder(&lab.dir(), name).memory_mib(160).booted();
         let mut source = builder.blockdev(node).disk("disk0", "root").start().expect("qemu");
         source.wait_ready().expect("boot");
         let console = source.console();

@@ -195,7 +195,7 @@ impl Stage {
             .zip(1..)
             .map(|(&kind, id)| Disk { kind, bystander: Bystander::new(id, SIZE, SEEDED) })
             .collect();
-        let mut builder = GuestVm::builder(&lab.dir(), "source").memory_mib(192);
+        let mut builder = GuestVm::builder(&lab.dir(), "source").memory_mib(192).booted();
         for (i, disk) in disks.iter().enumerate() {
             builder = attach(&lab, builder, i, disk);
         }

@@ -114,7 +114,8 @@ impl Vm {
 
     /// Boots a guest at a host that has the disks. One that shall `learn` takes what it finds on them.
     pub fn boot(&mut self, world: &World, host: usize, learn: bool) -> Result<(), String> {
-        let (mut builder, other) = self.builder(world);
+        let (builder, other) = self.builder(world);
+        let mut builder = builder.booted();
         for (nth, disk) in self.disks.iter().enumerate() {
             let below = disk.base_blockdev(world, host, nth);
             builder = below.into_iter().fold(builder, GuestVmBuilder::blockdev);

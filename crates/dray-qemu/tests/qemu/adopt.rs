@@ -70,7 +70,8 @@ fn start_guest(dir: &Path, cases: &[Case]) -> GuestVm {
         .disk("disk0", "plain")
         .disk("disk1", "format")
         .disk("disk2", "active")
-        .disk("disk3", "old");
+        .disk("disk3", "old")
+        .booted();
     let mut vm = builder.start().expect("start");
     vm.wait_ready().expect("boot");
     for (i, case) in cases.iter().enumerate() {

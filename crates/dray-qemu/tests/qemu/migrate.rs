@@ -62,7 +62,8 @@ impl Lab {
                 self.top.display()
             ))
             .disk("disk0", "plain")
-            .disk("disk1", "active");
+            .disk("disk1", "active")
+            .booted();
         let mut vm = builder.start().expect("start");
         vm.wait_ready().expect("boot");
         for (disk, bystander) in ["vda", "vdb"].into_iter().zip(&self.bystanders) {

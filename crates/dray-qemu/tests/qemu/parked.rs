@@ -52,7 +52,7 @@ async fn waiting_guest(dir: &std::path::Path) -> (GuestVm, Qmp, NbdServer) {
     let nbd = json!({ "driver": "nbd", "node-name": "disk", "export": name,
         "server": { "type": "unix", "path": socket }, "reconnect-delay": 30 });
     let builder = GuestVm::builder(dir, "vm").blockdev(nbd.to_string());
-    let builder = builder.disk_with("disk0", "disk", ",rerror=stop,werror=stop");
+    let builder = builder.disk_with("disk0", "disk", ",rerror=stop,werror=stop").booted();
     let mut vm = builder.start().expect("start");
     vm.wait_ready().expect("boot");
     let console = vm.console();

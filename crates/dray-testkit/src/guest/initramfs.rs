@@ -18,9 +18,12 @@ const MODULES: [&str; 7] = [
     "virtio_pci_modern_dev",
     "virtio_pci_legacy_dev",
     "virtio_pci",
-    "virtio_blk",
+    DISK_DRIVER,
     "virtio_console",
 ];
+
+/// The guest program loads it, when the console tells it to.
+const DISK_DRIVER: &str = "virtio_blk";
 
 /// The processor of test guests. Emulated, one with fewer features boots in a third less time: the
 /// kernel patches itself for each of them.
@@ -38,7 +41,9 @@ const INIT: &str = "#!/bin/busybox sh
 /bin/busybox mount -t devtmpfs dev /dev
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t sysfs sys /sys
-for m in $(/bin/busybox cat /modules/order); do /bin/busybox insmod /modules/$m.ko; done
+for m in $(/bin/busybox cat /modules/order); do
+    [ $m = virtio_blk ] || /bin/busybox insmod /modules/$m.ko
+done
 while [ ! -c /dev/vport0p1 ]; do /bin/busybox usleep 10000; done
 /dray-guest
 echo dray-guest ended with $?
@@ -52,6 +57,8 @@ pub struct Boot {
     pub kernel: PathBuf,
     /// The initramfs.
     pub initramfs: PathBuf,
+    /// Whether the guest has no driver of disks before it is told to load it.
+    pub disks_are_late: bool,
 }
 
 /// Builds the initramfs once per process; the error says what is missing.
@@ -110,7 +117,8 @@ pub(crate) fn assemble(name: &str, init: &str, files: &[(&str, PathBuf)]) -> Res
     fs::write(&path, archive.finish()).map_err(|e| format!("{}: {e}", path.display()))?;
     // Several test processes build it at the same time; each sees a whole file.
     fs::rename(&path, &shared).map_err(|e| format!("{}: {e}", shared.display()))?;
-    Ok(Boot { kernel, initramfs: shared })
+    let disks_are_late = order.contains(&DISK_DRIVER);
+    Ok(Boot { kernel, initramfs: shared, disks_are_late })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {

@@ -5,6 +5,7 @@
 //! * [`initramfs`]: kernel, modules, busybox and the guest program in one archive ([`cpio`]).
 //! * [`vm`]: starts QEMU, ends it by its process id.
 //! * [`console`]: commands to the guest program and its answers.
+//! * [`saved`]: the state of a booted guest, from which others go on.
 //! * [`bystander`]: the expected contents of an image.
 //! * [`monitor`]: commands to its QEMU.
 //! * [`tools`]: what is installed; a test that cannot run says so.
@@ -14,6 +15,7 @@ pub mod console;
 pub mod cpio;
 pub mod initramfs;
 pub mod monitor;
+mod saved;
 pub mod tools;
 pub mod vm;
 
