@@ -55,7 +55,7 @@ fn many_seeds() {
 
 #[test]
 fn a_crash_between_any_two_effects() {
-    let crash_seeds = std::env::var("DRAY_SIM_COUNT").map_or(12, |text| text.parse().unwrap());
+    let crash_seeds = std::env::var("DRAY_SIM_COUNT").map_or(6, |text| text.parse().unwrap());
     let all: Vec<_> = Strategy::ALL
         .into_iter()
         .flat_map(|strategy| (0..crash_seeds).map(move |seed| (strategy, seed)))

@@ -20,6 +20,7 @@ use dray_testkit::numbered::next;
 use dray_testkit::power::machine;
 use recording::{Recording, Way};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Cuts of one recording at most.
@@ -105,30 +106,52 @@ impl Rig {
                     println!(" going on after: {case}: {recording}");
                     self.look(&recording, second, dir);
                 }
-                Err(why) => self.fail(&recording, &case, dir, &why.to_string(), "recorded"),
-            }
-        }
-    }
-
-    fn look(&mut self, recording: &Recording, count: u64, dir: &Path) {
-        for case in cuts::choose(recording, count, &mut self.random) {
-            let began = Instant::now();
-            self.disks += 1;
-            match aftermath::check(recording, &case, &self.boot, dir) {
-                Ok(promised) => {
-                    let took = began.elapsed().as_secs_f32();
-                    println!("  {case}: {promised} sectors promised, {took:.1} s");
+                Err(why) => {
+                    self.failed.push(failed(&recording, &case, dir, &why.to_string(), "recorded"));
                 }
-                Err(why) => self.fail(recording, &case, dir, &why, "booted"),
             }
         }
     }
 
-    fn fail(&mut self, recording: &Recording, case: &Case, dir: &Path, why: &str, said: &str) {
-        let kept = keep(dir, recording, case);
-        println!("  {case}: {why}{}\n{}", console(dir, said), again(&kept));
-        self.failed.push(format!("{case}: {why}\n  {}", again(&kept)));
+    /// Boots so many disks, several at a time: a machine uses one processor.
+    fn look(&mut self, recording: &Recording, count: u64, dir: &Path) {
+        let cases = cuts::choose(recording, count, &mut self.random);
+        let (next, boot) = (AtomicUsize::new(0), &self.boot);
+        let work = || {
+            let nth = || next.fetch_add(1, Ordering::Relaxed);
+            std::iter::from_fn(|| cases.get(nth()))
+                .map(|case| look_at(recording, case, boot, dir))
+                .collect::<Vec<_>>()
+        };
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let failed: Vec<_> = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            all.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        self.disks += cases.len() as u64;
+        self.failed.extend(failed.into_iter().flatten());
     }
+}
+
+/// Boots one disk; what was wrong with it.
+fn look_at(recording: &Recording, case: &Case, boot: &Boot, dir: &Path) -> Option<String> {
+    let began = Instant::now();
+    let own = tempfile::tempdir_in(dir).unwrap();
+    match aftermath::check(recording, case, boot, own.path()) {
+        Ok(promised) => {
+            let took = began.elapsed().as_secs_f32();
+            println!("  {case}: {promised} sectors promised, {took:.1} s");
+            None
+        }
+        Err(why) => Some(failed(recording, case, own.path(), &why, "booted")),
+    }
+}
+
+/// What went wrong and how to see it again, printed at once.
+fn failed(recording: &Recording, case: &Case, dir: &Path, why: &str, said: &str) -> String {
+    let kept = keep(dir, recording, case);
+    println!("  {case}: {why}{}\n{}", console(dir, said), again(&kept));
+    format!("{case}: {why}\n  {}", again(&kept))
 }
 
 /// Boots once more what has gone wrong: `DRAY_POWER_KEPT` says where it was kept.
