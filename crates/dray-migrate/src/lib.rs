@@ -11,6 +11,7 @@
 
 pub mod forecast;
 pub mod guest;
+mod hashes;
 mod lines;
 pub mod links;
 mod log;

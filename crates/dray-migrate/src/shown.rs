@@ -1,16 +1,9 @@
-//! Texts and comparisons that both sides of a migration share.
+//! Texts that both sides of a migration share.
 
 use dray_api::{ErrorKind, Phase, Refusal};
 
 /// What is said as long as the guest's start is tried.
 pub const WAITS: &str = "the guest is not started yet";
-
-/// The hash that verification compares.
-pub fn short_hash(bytes: &[u8]) -> [u8; 16] {
-    let mut short = [0; 16];
-    short.copy_from_slice(&blake3::hash(bytes).as_bytes()[..16]);
-    short
-}
 
 /// What an operator does after a migration that has failed before the handover. A QEMU that has waited for a VM once does
 /// so no more.

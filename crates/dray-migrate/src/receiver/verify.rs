@@ -2,8 +2,8 @@
 //! target's disk again and compared with the source's hash of it (I3).
 
 use super::{Input, TargetLoop};
-use crate::shown::short_hash;
-use dray_image::{Image, runs};
+use crate::hashes::Hashes;
+use dray_image::Image;
 use dray_types::{BlockRange, BlockSet, ImageIndex};
 use dray_wire::ToSource;
 
@@ -133,18 +133,13 @@ fn clean_ranges(written: &BlockSet, from: u64, whole: BlockRange) -> (Vec<BlockR
 }
 
 fn hash_here(file: &dyn Image, ranges: &[BlockRange]) -> Vec<[u8; 16]> {
-    let mut buf = Vec::new();
-    let mut hashes = Vec::with_capacity(ranges.len());
-    for &range in ranges {
+    let mut hashes = Hashes::of(file);
+    let hash = |&range: &BlockRange| {
         // From the disk, not from what the page cache remembers of the writing.
         let _ = file.forget_cached(range.byte_offset(), range.byte_len());
-        buf.resize(range.byte_len() as usize, 0);
-        if runs::read_run(file, range, &mut buf).is_err() {
-            break;
-        }
-        hashes.push(short_hash(&buf));
-    }
-    hashes
+        hashes.hash(range).ok()
+    };
+    ranges.iter().map_while(hash).collect()
 }
 
 #[cfg(test)]

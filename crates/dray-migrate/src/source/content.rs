@@ -1,7 +1,7 @@
 //! Reading the source's images for data streams, peeks and hashes.
 
 use super::jumps::Jumps;
-use crate::shown::short_hash;
+use crate::hashes::Hashes;
 use dray_image::{Image, runs};
 use dray_net::RunSource;
 use dray_types::{BlockRange, ImageIndex};
@@ -53,14 +53,9 @@ impl Content {
     /// # Errors
     /// What the disk says.
     pub fn hash(&self, image: ImageIndex, ranges: &[BlockRange]) -> io::Result<Vec<[u8; 16]>> {
-        let mut buf = Vec::new();
-        let mut hashes = Vec::with_capacity(ranges.len());
-        for &range in ranges {
-            buf.resize(range.byte_len() as usize, 0);
-            runs::read_run(&*self.file(image)?, range, &mut buf).map_err(io::Error::other)?;
-            hashes.push(short_hash(&buf));
-        }
-        Ok(hashes)
+        let file = self.file(image)?;
+        let mut hashes = Hashes::of(&*file);
+        ranges.iter().map(|&range| hashes.hash(range).map_err(io::Error::other)).collect()
     }
 }
 
