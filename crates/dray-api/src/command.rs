@@ -334,6 +334,9 @@ pub struct Prepare {
     /// same, and a refusal when it differs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replace: bool,
+    /// The answer has the whole command line of the waiting QEMU, made from that of the running one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub command_line: bool,
 }
 
 /// Asks how migrations are going.

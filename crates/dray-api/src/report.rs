@@ -308,6 +308,34 @@ pub struct Prepared {
     pub images: Vec<PreparedImage>,
     /// Further arguments for the target's QEMU: `-S`, `-incoming`, `defer`.
     pub qemu_args: Vec<String>,
+    /// The whole command line of the target's QEMU, when it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command_line: Option<WaitingCommand>,
+}
+
+/// What starts the QEMU that waits at the target.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct WaitingCommand {
+    /// The name of the VM.
+    pub vm: Option<String>,
+    /// Process id of the QEMU from whose command line it was made.
+    pub pid: i32,
+    /// The user as whom the QEMU at the target has to run: who may open the disks' files when they are given back.
+    pub user: Option<String>,
+    /// The program.
+    pub program: String,
+    /// Each option with its value, if it has one.
+    pub options: Vec<(String, Option<String>)>,
+    /// What was left out because it cannot be repeated, a sentence each.
+    pub left_out: Vec<String>,
+    /// Files that QEMU reads.
+    pub reads: Vec<PathBuf>,
+    /// Sockets that QEMU makes.
+    pub makes: Vec<PathBuf>,
+    /// The working directory, when one of the file names is relative to it.
+    pub directory: Option<PathBuf>,
+    /// The QMP socket that dray will use, if QEMU makes it.
+    pub qmp: Option<PathBuf>,
 }
 
 /// What became of a migration that was cancelled.

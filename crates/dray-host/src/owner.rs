@@ -66,6 +66,13 @@ pub fn of_file(path: &Path) -> io::Result<FileOwner> {
     })
 }
 
+/// The user with whose rights a process of this host opens files, by name; digits for one without a name.
+pub fn of_process(pid: i32) -> Option<String> {
+    let user = crate::process::user_of(pid)?;
+    let named = User::from_uid(Uid::from_raw(user)).ok().flatten();
+    Some(named.map_or_else(|| user.to_string(), |user| user.name))
+}
+
 /// `USER` or `USER:GROUP`, as an operator writes it; `mode` is that of the file. Without a group it is the user's own.
 pub fn parse(text: &str, mode: u32) -> FileOwner {
     let (user, group) = text.split_once(':').unwrap_or((text, ""));

@@ -7,7 +7,7 @@
 //!   writes in between; [`shrunk`]: that it cut nothing off; [`held`]: that nobody else did; [`resize`]: a guest is told that its disk has grown; [`flatten`]: dray above a format
 //!   driver; [`sign`]: which of its open files QEMU has under a node.
 //! * [`migrate`]: the guest's memory and devices, step by step; [`mod@activate`]: the disks of a guest
-//!   that arrived stopped; [`blockdev`]: how the target is started; [`status`]: small commands.
+//!   that arrived stopped; [`blockdev`] and [`command_line`]: how the target is started; [`status`]: small commands.
 //! * [`stopped`]: a guest that has to stand still, and whether its user lets it.
 //! * [`error`]: the error type.
 //!
@@ -21,6 +21,7 @@ pub mod activate;
 pub mod adopt;
 pub mod bitmap;
 pub mod blockdev;
+pub mod command_line;
 pub mod error;
 pub mod flatten;
 pub mod graph;

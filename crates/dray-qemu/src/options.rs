@@ -219,7 +219,7 @@ fn drive(text: &str) -> Result<Option<Options>> {
 }
 
 /// `a=1,b=x,,y` → (a, 1), (b, "x,y"); the first may lack its key.
-fn pairs(text: &str) -> Vec<(String, String)> {
+pub(crate) fn pairs(text: &str) -> Vec<(String, String)> {
     let mut items = vec![String::new()];
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {

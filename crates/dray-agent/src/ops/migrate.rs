@@ -299,6 +299,7 @@ impl Agent {
             },
             no_backups: true,
             owner: command.owner.clone(),
+            command_line: false,
             replace: false,
         };
         if let Some(slot) = slot {

@@ -37,6 +37,7 @@ pub(crate) mod splice;
 mod status;
 mod survey;
 mod unstall;
+mod waiting_command;
 mod watch;
 
 pub(crate) use migrate::Together;

@@ -38,6 +38,7 @@ impl Agent {
             // What is made of an image at the target is made there, of what has arrived.
             target_format: TargetFormat::Raw,
             no_backups: true,
+            command_line: false,
             replace: false,
             owner: None,
         };

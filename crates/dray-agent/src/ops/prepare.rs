@@ -3,6 +3,7 @@
 use super::ask_peer::net_error;
 use super::selection::Plan;
 use super::splice::plan_kept;
+use super::waiting_command;
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{ApiResult, ErrorKind, Prepare, Prepared, PreparedImage, Refusal};
@@ -57,11 +58,14 @@ impl Answers<Prepare> for Arc<Agent> {
             in_place: matches!(image.base, Base::InPlace { .. }),
             blockdev,
         });
+        let images: Vec<_> = images.collect();
+        let command_line = waiting_command::of(&command, picture.as_ref(), &images).await?;
         Ok(Prepared {
             migration: intent.migration,
             to: intent.peer.clone(),
             endpoint,
-            images: images.collect(),
+            images,
+            command_line,
             qemu_args: match picture {
                 Some(_) => ["-S", "-incoming", "defer"].map(str::to_owned).to_vec(),
                 None => Vec::new(),

@@ -43,6 +43,7 @@ impl Answers<Seed> for Arc<Agent> {
             chain: Chain::Keep,
             target_format: TargetFormat::Raw,
             no_backups: true,
+            command_line: false,
             replace: false,
             owner: None,
         };

@@ -6,6 +6,7 @@ use crate::client::Client;
 use crate::output::Output;
 use crate::progress;
 use crate::show::prepared::{qemu_arguments, quoted};
+use crate::show::script::script;
 use dray_api::{ApiResult, Prepare, Subject};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,14 +14,15 @@ use std::process::ExitCode;
 const EXAMPLES: &str = "\
 Examples:
   dray prepare --qmp /run/vm1.qmp --to hostb
+  dray prepare --qmp /run/vm1.qmp --to hostb --script
   dray prepare --qmp /run/vm1.qmp --to hostb --pool fast --name disk0=vm1-root
   dray prepare --qmp /run/vm1.qmp --to hostb --chain flatten
   dray prepare --qmp /run/vm1.qmp --to hostb --chain flatten --target-format qcow2
   dray prepare --image data --to hostb
 
-Standard output contains only the arguments for the waiting QEMU, ready to be pasted. dray
-pairs the disks of both QEMUs by their device ids (qdev), so give the devices the same ids
-there.";
+Standard output contains only the arguments for the waiting QEMU, ready to be pasted, or the
+script. dray pairs the disks of both QEMUs by their device ids (qdev), so give the devices the
+same ids there; the script does.";
 
 /// Arguments of `dray prepare`.
 #[derive(clap::Args, Debug)]
@@ -52,6 +54,9 @@ pub struct Args {
     /// Forget what was prepared before for this target, and prepare anew
     #[arg(long)]
     replace: bool,
+    /// Print a shell script that starts the waiting QEMU, made from the command line of the running one
+    #[arg(long, conflicts_with = "images")]
+    script: bool,
     /// QMP socket of the QEMU that will wait at the target; `dray migrate` then knows it
     #[arg(long, value_name = "SOCKET", value_parser = path_at_target, conflicts_with = "images")]
     target_qmp: Option<PathBuf>,
@@ -71,8 +76,13 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         no_backups: args.no_backups,
         owner: args.owner,
         replace: args.replace,
+        command_line: args.script,
     };
-    let next = Next { subject: command.subject.clone(), target_qmp: command.target_qmp.clone() };
+    let mut next = Next {
+        subject: command.subject.clone(),
+        target_qmp: command.target_qmp.clone(),
+        qmp: None,
+    };
     let prepared = progress::seeding::call(client, command, output).await?;
     if output.json {
         output.json_line(&prepared);
@@ -86,6 +96,16 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         let lies = if image.in_place { ", a file that it has already" } else { "" };
         let (name, export) = (&image.image, &image.export);
         output.note(&format!("  {name}{device} → export {export} on {endpoint}{lies}"));
+    }
+    if let Some(command) = &prepared.command_line {
+        output.note(&format!("this script starts the QEMU that waits; run it on {to}:"));
+        output.text(&script(&prepared, command));
+        for left_out in &command.left_out {
+            output.note(&format!("left out: {left_out}"));
+        }
+        next.qmp.clone_from(&command.qmp);
+        output.note(&format!("when QEMU waits there, give on this host:\n  {}", next.line(to)));
+        return Ok(ExitCode::SUCCESS);
     }
     let arguments = qemu_arguments(&prepared);
     if arguments.trim().is_empty() {
@@ -102,6 +122,8 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
 struct Next {
     subject: Subject,
     target_qmp: Option<PathBuf>,
+    /// The QMP socket of the QEMU that waits, when the agent does not know it but this command does.
+    qmp: Option<PathBuf>,
 }
 
 impl Next {
@@ -114,9 +136,14 @@ impl Next {
             }
             Subject::Vm { qmp } => {
                 let qmp = quoted(&qmp.to_string_lossy());
-                let there = match &self.target_qmp {
-                    Some(_) => "",
-                    None => " --target-qmp SOCKET   # of the QEMU that waits there",
+                let there = match (&self.target_qmp, &self.qmp) {
+                    (Some(_), _) => String::new(),
+                    (None, Some(qmp)) => {
+                        format!(" --target-qmp {}", quoted(&qmp.to_string_lossy()))
+                    }
+                    (None, None) => {
+                        " --target-qmp SOCKET   # of the QEMU that waits there".to_owned()
+                    }
                 };
                 format!("dray migrate --qmp {qmp} --to {to}{there}")
             }

@@ -6,6 +6,7 @@ pub mod images;
 pub mod lineage;
 pub mod planned;
 pub mod prepared;
+pub mod script;
 pub mod status;
 pub mod style;
 pub mod summary;

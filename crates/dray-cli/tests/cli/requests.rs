@@ -165,6 +165,11 @@ fn commands_with_their_options() {
                 "pool": null, "prefix": "new-", "names": { "disk0": "root" } } }),
         ),
         (
+            "prepare --qmp /q --to b --script",
+            json!({ "prepare": { "subject": { "vm": { "qmp": "/q" } }, "to": "b",
+                "pool": null, "prefix": null, "names": {}, "command_line": true } }),
+        ),
+        (
             "prepare --qmp /q --to b --chain flatten --target-format qcow2",
             json!({ "prepare": { "subject": { "vm": { "qmp": "/q" } }, "to": "b",
                 "pool": null, "prefix": null, "names": {}, "chain": "flatten",

@@ -83,6 +83,9 @@ fn prepare_prints_only_what_is_pasted_on_standard_output() {
     golden::check("prepare", &ran.out);
     golden::check("prepare-notes", &ran.err);
     assert!(run("-q prepare --qmp /q --to hostb").err.is_empty());
+    let ran = run("prepare --qmp /q --to hostb --script");
+    golden::check("prepare-script", &ran.out);
+    golden::check("prepare-script-notes", &ran.err);
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod replugged;
 mod resize;
 mod restart;
 mod restarts;
+mod script;
 mod settled;
 mod several;
 mod shrunk;

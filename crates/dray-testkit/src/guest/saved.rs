@@ -33,6 +33,9 @@ pub(super) struct Shape {
     pub disks: usize,
 }
 
+/// Where a state is, once it was made.
+type Place = Arc<Mutex<Option<PathBuf>>>;
+
 /// The state of a booted guest of this shape, open for reading; `None` when guests know their disks
 /// as soon as they boot.
 pub(super) fn state(shape: Shape) -> io::Result<Option<File>> {
@@ -49,8 +52,8 @@ pub(super) fn state(shape: Shape) -> io::Result<Option<File>> {
 }
 
 /// Where the state of a shape is, when it was made: those who want the same wait for each other.
-fn place_of(shape: Shape) -> Arc<Mutex<Option<PathBuf>>> {
-    static PLACES: OnceLock<Mutex<HashMap<Shape, Arc<Mutex<Option<PathBuf>>>>>> = OnceLock::new();
+fn place_of(shape: Shape) -> Place {
+    static PLACES: OnceLock<Mutex<HashMap<Shape, Place>>> = OnceLock::new();
     let places = PLACES.get_or_init(Mutex::default);
     places.lock().unwrap_or_else(PoisonError::into_inner).entry(shape).or_default().clone()
 }

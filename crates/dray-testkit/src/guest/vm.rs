@@ -360,15 +360,20 @@ impl GuestVmBuilder {
 
     /// Starts QEMU and connects the console; [`GuestVm::wait_ready`] waits for the boot.
     pub fn start(&self) -> io::Result<GuestVm> {
-        let said = File::create(self.dir.join(format!("{}.said", self.name)))?;
-        for socket in ["qmp", "console"] {
-            // A VM of the same name may have run before in this test.
-            let _ = fs::remove_file(self.dir.join(format!("{}.{socket}", self.name)));
-        }
         let mut command = self.command()?;
         command.stdin(Stdio::null());
         if let Some(state) = self.saved_state()? {
             command.args(["-incoming", "fd:0"]).stdin(state);
+        }
+        self.start_with(command)
+    }
+
+    /// The same with another command, which starts a QEMU with the sockets of this one in its own process.
+    pub fn start_with(&self, mut command: Command) -> io::Result<GuestVm> {
+        let said = File::create(self.dir.join(format!("{}.said", self.name)))?;
+        for socket in ["qmp", "console"] {
+            // A VM of the same name may have run before in this test.
+            let _ = fs::remove_file(self.dir.join(format!("{}.{socket}", self.name)));
         }
         let child = command.stdout(said.try_clone()?).stderr(said).spawn()?;
         let (dir, name) = (self.dir.clone(), self.name.clone());

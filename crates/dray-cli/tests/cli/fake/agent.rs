@@ -186,6 +186,31 @@ impl Canned for Peers {
     }
 }
 
+fn waiting_command() -> WaitingCommand {
+    let option = |name: &str, value: &str| (name.to_owned(), Some(value.to_owned()));
+    WaitingCommand {
+        vm: Some("vm1".into()),
+        pid: 4711,
+        user: Some("libvirt-qemu".into()),
+        program: "/usr/bin/qemu-system-x86_64".into(),
+        options: vec![
+            option("-name", "vm1"),
+            option("-machine", "pc-q35-7.2,accel=kvm"),
+            option("-kernel", "/boot/vmlinuz"),
+            option("-blockdev", r#"{"driver":"nbd","node-name":"disk0","export":"vm1-root"}"#),
+            option("-device", "virtio-blk-pci,id=disk0,drive=disk0"),
+            option("-qmp", "unix:/q,server=on,wait=off"),
+            ("-S".into(), None),
+            option("-incoming", "defer"),
+        ],
+        left_out: vec!["-netdev (id net0) uses a descriptor".into()],
+        reads: vec!["/boot/vmlinuz".into()],
+        makes: vec!["/q".into()],
+        directory: None,
+        qmp: Some("/q".into()),
+    }
+}
+
 impl Canned for Prepare {
     fn canned(self) -> ApiResult<Prepared> {
         let image = |name: &str, device: &str| PreparedImage {
@@ -203,6 +228,7 @@ impl Canned for Prepare {
             endpoint: Endpoint::nbd("/run/dray/nbd.sock".as_ref()),
             images: vec![image("vm1-root", "disk0"), image("vm1-data", "disk1")],
             qemu_args: ["-S", "-incoming", "defer"].map(str::to_owned).to_vec(),
+            command_line: self.command_line.then(waiting_command),
         })
     }
 }
