@@ -61,7 +61,7 @@ impl From<&SourceNotice> for Step {
             }
             SourceNotice::Done => Self::new("the target has all blocks"),
             SourceNotice::Abandoned { why: None } => {
-                Self::new("the operator ended it before the handover")
+                Self::new("it ended before the handover")
             }
             SourceNotice::Abandoned { why: Some(why) } => {
                 Self::trouble("it ended before the handover", why.in_words())

@@ -272,3 +272,43 @@ fn a_guest_that_stands_still_when_the_connection_breaks_goes_on() {
     }
     assert_back_home(&mut stage);
 }
+
+/// QEMU sends the guest's memory then, and stops the guest when most is sent, for whoever would continue it. What
+/// the agent sees first, that there is no answer or that the connection is closed, is chance.
+#[test]
+fn a_guest_whose_memory_moves_without_an_answer_goes_on() {
+    let name = "unanswered-migrate";
+    let Some(mut stage) = Stage::new(name, &[Kind::Plain], 1_000_000) else { return };
+    for _ in 0..4 {
+        move_unanswered(&mut stage);
+    }
+    assert_back_home(&mut stage);
+}
+
+fn move_unanswered(stage: &mut Stage) {
+    let between = Eavesdropper::once_at_source(stage, r#"execute":"migrate"#);
+    let (source, target) = (text(&between.socket), stage.target_qmp());
+    let args = ["--json", "prepare", "--qmp", source, "--to", "hostb"];
+    let prepared =
+        stage.lab.host("a").dray(&args).expect("prepare").json().expect("it is prepared");
+    stage.start_target(&prepared);
+    let args = ["migrate", "--qmp", source, "--to", "hostb", "--target-qmp", &target];
+    let migrated = stage.lab.host("a").dray(&args).expect("migrate");
+    assert!(between.is_broken(), "its memory was never moved: {migrated:?}");
+    assert_ne!(migrated.code, 0, "{migrated:?}");
+    let deadline = Instant::now() + PATIENCE;
+    let ask = |command: &str| qmp(&stage.other_monitor(), &format!(r#"{{"execute":"{command}"}}"#));
+    let is_over = || {
+        let sent = ask("query-migrate")["return"]["status"].clone();
+        let over = matches!(sent.as_str(), None | Some("cancelled" | "failed"));
+        over && ask("query-status")["return"]["running"] == true
+    };
+    while !is_over() {
+        assert!(Instant::now() < deadline, "it does not go on: {migrated:?}\n{}", stage.logs());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    stage.target = None;
+    stage.assert_guest_is_well();
+    std::fs::remove_file(&between.socket).expect("its socket");
+    std::fs::remove_file(between.socket.with_extension("between.broken")).expect("its mark");
+}

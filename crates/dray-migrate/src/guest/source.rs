@@ -193,13 +193,15 @@ impl SourceVmTask {
         let path = entry.path().to_owned();
         let carrier = self.carry(entry, vm.process(), (self.reach)()?);
         let limits = self.limits();
+        // As long as QEMU has not said that it did not, it may have begun, and stop the guest later: also when
+        // nobody waits for the answer any more.
+        *departure = Some(vm.departure(ran));
         let departure = match vm.send(&path, &limits).await {
             Ok(begun) => departure.insert(begun),
             Err(why) => {
                 carrier.abort_when(true);
-                if why.kind().is_unknown() {
-                    // It may have begun, and stop the guest later.
-                    *departure = Some(vm.departure(ran));
+                if !why.kind().is_unknown() {
+                    *departure = None;
                 }
                 return Err(qemu_error("cannot move the vm's memory", &why).into());
             }
