@@ -60,9 +60,7 @@ impl From<&SourceNotice> for Step {
                 Self::new("the images are back, the guest may continue on this host")
             }
             SourceNotice::Done => Self::new("the target has all blocks"),
-            SourceNotice::Abandoned { why: None } => {
-                Self::new("it ended before the handover")
-            }
+            SourceNotice::Abandoned { why: None } => Self::new("it ended before the handover"),
             SourceNotice::Abandoned { why: Some(why) } => {
                 Self::trouble("it ended before the handover", why.in_words())
             }

@@ -309,6 +309,15 @@ fn move_unanswered(stage: &mut Stage) {
     }
     stage.target = None;
     stage.assert_guest_is_well();
+    // It was adopted for the migration, and goes back behind the same monitor.
+    while images(stage) != [] as [Value; 0] {
+        assert!(
+            Instant::now() < deadline,
+            "its disk stays on dray: {migrated:?}\n{}",
+            stage.logs()
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
     std::fs::remove_file(&between.socket).expect("its socket");
     std::fs::remove_file(between.socket.with_extension("between.broken")).expect("its mark");
 }

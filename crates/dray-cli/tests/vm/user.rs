@@ -78,3 +78,26 @@ fn a_vm_that_is_ended_during_backfill_is_told() {
     assert_eq!(images[0]["state"], "owner", "{images:#}");
     assert_eq!(images[0]["missing_blocks"], 0, "{images:#}");
 }
+
+/// Two disks of one size exchange their nodes in the QEMU that waits, after it was looked at.
+#[test]
+fn disks_that_are_exchanged_in_the_waiting_qemu_during_copy_end_the_attempt() {
+    let kinds = [Kind::Plain, Kind::Plain];
+    let Some(mut stage) = Stage::new("user-exchange", &kinds, 2_000_000) else { return };
+    let prepared = stage.prepare();
+    let migrate = stage.spawn(&SLOWLY);
+    stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
+    let top = |nth: usize| -> Value {
+        let lines = prepared["images"][nth]["blockdev"].as_array().expect("lines");
+        let text = lines.last().and_then(Value::as_str).expect("a line");
+        serde_json::from_str(text).expect("json")
+    };
+    let (mut first, mut second) = (top(0), top(1));
+    std::mem::swap(&mut first["file"], &mut second["file"]);
+    let monitor = stage.others_target_monitor();
+    ask(&monitor, "blockdev-reopen", &json!({ "options": [first, second] }));
+    let answer = Answer::of(migrate).expect("answer");
+    assert_eq!(answer.code, 9, "{answer:?}\n{}", stage.logs());
+    assert!(answer.stdout.contains("it is on the export of image"), "{}", answer.stdout);
+    stays(stage);
+}

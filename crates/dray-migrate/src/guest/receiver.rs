@@ -210,8 +210,17 @@ impl TargetVmTask {
         if socket.exists() && arrival.listens(&socket).await? {
             return Ok(());
         }
+        // The check was before the copy.
+        let vm = arrival.vm();
+        self.look_again(&*vm).await?;
         meeting.make(self.slot.intent().qemu.as_ref())?;
         Ok(arrival.listen(&socket).await?)
+    }
+
+    /// Checks that the disks of the QEMU that has not started the guest are still those of this migration.
+    async fn look_again(&mut self, vm: &dyn Vm) -> Result<(), NotDone> {
+        let guest = self.slot.intent().guest.ok_or("the migration has no vm")?;
+        self.look(vm, &plans(&guest)?, false).await
     }
 
     /// What the guest does when it is started here is what it did last at the source.
@@ -229,8 +238,10 @@ impl TargetVmTask {
     pub(super) async fn reach(&mut self, arrival: Option<Box<dyn Arrival>>) -> Result<(), NotDone> {
         if let Some(mut arrival) = arrival {
             arrival.loaded(LOADED_TIMEOUT).await?;
-            // Nobody else gets between this and the guest's start.
-            self.reached = Some(arrival.vm());
+            let vm = arrival.vm();
+            // Others can have changed its disks since it listens.
+            self.look_again(&*vm).await?;
+            self.reached = Some(vm);
             return Ok(());
         }
         let vm = self.connect(false).await?;
@@ -238,6 +249,7 @@ impl TargetVmTask {
         if now.status.state == "inmigrate" {
             return Err("the target's QEMU has not received the guest's memory".into());
         }
+        self.look_again(&*vm).await?;
         self.reached = Some(vm);
         Ok(())
     }

@@ -67,7 +67,8 @@ impl Report {
         }
         if let Some(ended) = self.not_released.as_ref().filter(|known| known.qemu_ended) {
             let what = "the guest's QEMU at the target has ended";
-            let hint = "its disks are at the target, with all flushed writes: start the vm there";
+            let hint = "its disks are at the target, with all flushed writes: `dray images` there lists those \
+                        that are still on dray, `dray images remove NAME` gives one back; then start the vm";
             return Some(Refusal::new(ErrorKind::Hypervisor, what, &ended.why).hint(hint));
         }
         let why = self.guest_failed.as_ref()?;
