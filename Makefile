@@ -66,6 +66,7 @@ s3: setup ## backups in an object store: lints, and tests against a server that 
 long: setup ## what make test has no time for: more virtual machines, more seeds, more power cuts, a walk
 	cargo test --workspace --locked --test vm -- --ignored
 	DRAY_WRONG=1 cargo test --locked -p dray-qemu --no-fail-fast --test qemu unsure -- --nocapture
+	DRAY_KILL_ROUNDS=1 cargo test --workspace --locked --test disks any_agent_may_die
 	DRAY_RESTARTS=100 cargo test --workspace --locked --test vm restarts -- --include-ignored --nocapture
 	DRAY_SIM_COUNT=20000 cargo test --workspace --locked --test seeds many_seeds
 	DRAY_SIM_COUNT=60 cargo test --workspace --locked --test seeds a_crash

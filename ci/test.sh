@@ -8,7 +8,7 @@ log=${CARGO_TARGET_DIR:-target}/test-output.log
 mkdir -p "$(dirname "$log")"
 
 # Most tests wait more than they work.
-export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 5 / 2))}
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 4))}
 # Examples are checked by clippy; building them here would take as long as some tests.
 run() {
     cargo test --workspace --locked --no-fail-fast --lib --bins --tests "$@" -- --show-output

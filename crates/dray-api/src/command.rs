@@ -30,6 +30,8 @@ macro_rules! commands {
             Reader: "info" Info -> AgentInfo;
             /// Asks every configured peer who it is, all at once, for 5 s at most.
             Reader: "peers" Peers -> Vec<PeerStatus>;
+            /// Measures the links to peers and their pools, half a second each. Predictions use what it finds.
+            Operator: "probe" Probe -> Vec<PeerProbe>;
             /// Reads the configuration and the certificates again. A file with an error changes nothing.
             Operator: "reload" Reload -> Reloaded;
 
@@ -573,6 +575,7 @@ impl Command {
             C::ImageAdd(_) => Named::default(),
             C::Info(_)
             | C::Peers(_)
+            | C::Probe(_)
             | C::Reload(_)
             | C::Status(_)
             | C::Watch(_)

@@ -19,6 +19,7 @@ pub mod listen;
 pub mod memory;
 pub mod pace;
 pub mod pki;
+pub mod probe;
 pub mod questions;
 pub mod queue;
 pub mod receive;

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Counters of one migration, shared by all its streams.
 #[derive(Debug, Default)]
 pub struct NetStats {
-    sent: [AtomicU64; 6],
-    received: [AtomicU64; 6],
+    sent: [AtomicU64; 7],
+    received: [AtomicU64; 7],
     /// Frames sent or received.
     pub frames: AtomicU64,
     /// Frames among them that a guest waited for (known to the sending side only).
@@ -39,6 +39,7 @@ fn slot(kind: StreamKind) -> usize {
         StreamKind::Request => 3,
         StreamKind::Store => 4,
         StreamKind::Replica => 5,
+        StreamKind::Probe => 6,
     }
 }
 

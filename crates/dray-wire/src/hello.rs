@@ -45,6 +45,8 @@ pub enum StreamKind {
     Store,
     /// A replica's content, outside any migration.
     Replica,
+    /// Bytes that measure the link, outside any migration.
+    Probe,
 }
 
 impl fmt::Display for StreamKind {
@@ -56,6 +58,7 @@ impl fmt::Display for StreamKind {
             Self::Request => "request",
             Self::Store => "store",
             Self::Replica => "replica",
+            Self::Probe => "probe",
         })
     }
 }
@@ -69,6 +72,7 @@ impl StreamKind {
             Self::Request => 4,
             Self::Store => 5,
             Self::Replica => 6,
+            Self::Probe => 7,
         }
     }
 
@@ -80,6 +84,7 @@ impl StreamKind {
             4 => Self::Request,
             5 => Self::Store,
             6 => Self::Replica,
+            7 => Self::Probe,
             _ => return None,
         })
     }

@@ -12,6 +12,7 @@ mod launch;
 mod offered;
 mod partials;
 mod peers;
+mod probes;
 mod qcow2_checks;
 mod requests;
 pub(crate) mod revive;

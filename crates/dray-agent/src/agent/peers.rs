@@ -106,6 +106,7 @@ impl Agent {
                     Ok(())
                 }
             },
+            StreamKind::Probe => self.be_measured(incoming).await,
             _ => match self.target_of(&incoming) {
                 // The source tries again.
                 None if self.may_come_back(&incoming) => Ok(()),

@@ -32,6 +32,7 @@ pub(super) fn need_of_stream(kind: StreamKind, migration: Option<MigrationId>) -
         StreamKind::Request => Need::Later,
         StreamKind::Store => Need::Right(Right::Store),
         StreamKind::Replica => Need::Right(Right::ReadReplicas),
+        StreamKind::Probe => Need::Either(Right::Observe, Right::Receive),
     }
 }
 
@@ -118,5 +119,7 @@ mod tests {
         assert_eq!(need_of_stream(StreamKind::Request, None), Need::Later);
         assert_eq!(need_of_stream(StreamKind::Store, None), Need::Right(Right::Store));
         assert_eq!(need_of_stream(StreamKind::Replica, id), Need::Right(Right::ReadReplicas));
+        let either = Need::Either(Right::Observe, Right::Receive);
+        assert_eq!(need_of_stream(StreamKind::Probe, None), either);
     }
 }

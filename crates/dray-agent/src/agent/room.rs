@@ -48,6 +48,9 @@ const LOOKS: usize = 32;
 /// keeps some ten of them open while it reads from several places.
 const STREAMS: usize = 64;
 
+/// Most measurements of the link by one host at the same time: one would measure what is left beside the other.
+const PROBES: usize = 1;
+
 /// What one host has under way at most, of each of these.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Bounded {
@@ -61,6 +64,8 @@ pub(crate) enum Bounded {
     Store,
     /// Streams to replicas.
     Replica,
+    /// Measurements of the link.
+    Probe,
 }
 
 impl Bounded {
@@ -72,6 +77,7 @@ impl Bounded {
             Self::Look => (LOOKS, "looks at waiting QEMUs under way"),
             Self::Store => (STREAMS, "streams to the backup store"),
             Self::Replica => (STREAMS, "streams to replicas"),
+            Self::Probe => (PROBES, "measurements of the link under way"),
         }
     }
 }

@@ -24,6 +24,7 @@ mod pick;
 mod plan;
 mod prepare;
 pub mod prepared;
+mod probe;
 mod quit;
 mod record;
 mod released;

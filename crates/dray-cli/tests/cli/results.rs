@@ -44,6 +44,8 @@ const RESULTS: &[(&str, &str)] = &[
     ("limit-none", "limit none"),
     ("limit-not-kept", "limit none full"),
     ("peers", "peers"),
+    ("peers-one", "peers hostb"),
+    ("peers-probe", "peers --probe"),
     ("info", "info"),
     ("adopt", "adopt --qmp /q"),
     ("release", "release --qmp /q"),

@@ -1,6 +1,6 @@
 //! `dray peers`: who answers, who is not trusted, and who says nothing.
 
-use crate::lab::{DRAY, Host, Lab, run};
+use crate::lab::{ALL_RIGHTS, DRAY, Host, Lab, run};
 use serde_json::{Value, json};
 use std::net::TcpListener;
 use std::process::Command;
@@ -57,4 +57,38 @@ fn a_peer_with_a_certificate_of_somebody_else_is_not_trusted() {
     let found = found(&lab.a, "hostb");
     assert_eq!((&found["state"], &found["error"]["kind"]), (&"untrusted".into(), &"denied".into()));
     assert!(found["error"]["why"].as_str().unwrap().contains("certificate"), "{found}");
+}
+
+/// What `--probe` has measured of hostb.
+fn probed(lab: &Lab) -> Value {
+    let found = lab.a.ask(json!({ "probe": { "peers": ["hostb"] } })).unwrap();
+    assert_eq!(found.as_array().unwrap().len(), 1, "{found}");
+    found[0].clone()
+}
+
+#[test]
+fn a_link_is_measured_and_predictions_know_it() {
+    let mut lab = Lab::new();
+    lab.start();
+    assert_eq!(found(&lab.a, "hostb")["rate"], Value::Null, "nothing was measured yet");
+    let measured = probed(&lab);
+    let (link, disk) = (measured["link"].as_u64().unwrap(), measured["disk"].as_u64().unwrap());
+    assert!(link > 1 << 20 && disk > 1 << 20, "{measured}");
+    assert_eq!(found(&lab.a, "hostb")["rate"], measured["link"]);
+    assert_eq!(std::fs::read_dir(lab.b.pool()).unwrap().count(), 0);
+    let unknown = lab.a.dray(&["peers", "hostx", "--probe"]);
+    let said = String::from_utf8(unknown.stderr).unwrap();
+    assert_eq!(unknown.status.code(), Some(5), "{said}");
+    assert!(said.contains("its peers are hostb"), "{said}");
+}
+
+#[test]
+fn who_may_only_observe_measures_the_link_and_writes_to_no_disk() {
+    let mut lab = Lab::with(|name, config| match name {
+        "hostb" => config.replace(ALL_RIGHTS, "rights = [\"observe\"]"),
+        _ => config,
+    });
+    lab.start();
+    let measured = probed(&lab);
+    assert!(measured["link"].is_u64() && measured["disk"].is_null(), "{measured}");
 }

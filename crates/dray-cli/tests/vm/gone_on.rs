@@ -62,6 +62,7 @@ fn assert_cancelled(stage: &mut Stage) {
 
 /// The writes of the guest are held back while its disk goes home, and QEMU would wait for them with all that it does.
 #[test]
+#[ignore = "long: make long"]
 fn a_guest_that_is_let_go_on_on_its_way_home_goes_home_later() {
     let Some(mut stage) = prepared("on-home", &FLATTEN, ("a", "HomeNamed")) else { return };
     let migrate = stage.spawn(&["--bandwidth", "30Mbit"]);

@@ -35,6 +35,7 @@ mod several;
 mod shrunk;
 mod stage;
 mod strategies;
+mod turn;
 mod unanswered;
 mod unlocked;
 mod unstarted;

@@ -83,6 +83,7 @@ pub fn assert_made(stage: &mut Stage) {
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn a_chain_arrives_as_a_fresh_qcow2() {
     let Some(mut stage) = on_a_chain("qcow2") else { return };
     let prepared = prepare(&stage);

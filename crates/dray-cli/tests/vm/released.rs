@@ -196,6 +196,7 @@ fn only_what_was_written_of_a_chain_goes_back() {
 /// QEMU was started again by its operator: nobody knows what was written, so everything is sent. The
 /// new guest knows nothing of the old one's account: a copy of the disk tells what it held.
 #[test]
+#[ignore = "long: make long"]
 fn a_bitmap_that_is_gone_makes_everything_count() {
     let Some(mut stage) = Stage::new("released-r", &[Kind::Plain], 2_000_000) else { return };
     move_there(&mut stage);

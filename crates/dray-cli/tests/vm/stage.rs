@@ -1,5 +1,6 @@
 //! A lab with a VM on host a, ready to be moved to host b.
 
+use crate::turn::Turn;
 use dray_testkit::guest::{Bystander, GuestVm, GuestVmBuilder, Monitor, initramfs, tools};
 use dray_testkit::lab::{Answer, Lab};
 use serde_json::Value;
@@ -57,6 +58,8 @@ pub struct Stage {
     pub target: Option<GuestVm>,
     pub disks: Vec<Disk>,
     pub lab: Lab,
+    /// Given back when all else has ended.
+    _turn: Turn,
 }
 
 impl Kind {
@@ -187,6 +190,7 @@ impl Stage {
         if !initramfs::available() {
             return None;
         }
+        let turn = Turn::wait();
         let dray = Path::new(env!("CARGO_BIN_EXE_dray"));
         let lab = Lab::with_settings(name, dray, settings).expect("lab");
         lab.start().expect("agents");
@@ -203,7 +207,8 @@ impl Stage {
         let other = format!("unix:{},server=on,wait=off", other.display());
         let builder = builder.arg("-qmp").arg(&other);
         let source = builder.start().expect("source qemu");
-        let mut stage = Self { source, builder, rate, was_killed: false, target: None, disks, lab };
+        let (was_killed, target, _turn) = (false, None, turn);
+        let mut stage = Self { source, builder, rate, was_killed, target, disks, lab, _turn };
         stage.begin_writing("");
         Some(stage)
     }

@@ -139,7 +139,11 @@ impl TargetSlot {
                 let sink = self.sink.of_session(number);
                 self.newest.add(number, DataReceiver::spawn(stream, sink as _, stats)?);
             }
-            StreamKind::Memory | StreamKind::Request | StreamKind::Store | StreamKind::Replica => {
+            StreamKind::Memory
+            | StreamKind::Request
+            | StreamKind::Store
+            | StreamKind::Replica
+            | StreamKind::Probe => {
                 let why = "this stream does not belong to the disks of a migration";
                 incoming.refuse(invalid(why)).await;
             }

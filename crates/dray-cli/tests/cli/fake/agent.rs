@@ -86,7 +86,7 @@ macro_rules! canned {
 }
 
 canned! {
-    Peers Prepare Seed Status Cancel Resume Limit Images ImageAdd ImageRemove Resize Claim Plan
+    Peers Probe Prepare Seed Status Cancel Resume Limit Images ImageAdd ImageRemove Resize Claim Plan
     Record Backfill Batches BatchCancel BatchLimit Lineage Backup BackupPrune BackupCancel Backups
     BackupInit BackupVerify Restore Unstall Quit
 }
@@ -141,6 +141,22 @@ async fn watch_batch(command: BatchWatch, events: &Events) -> ApiResult<BatchSta
         std::future::pending::<()>().await;
     }
     Ok(batch_ended())
+}
+
+impl Canned for Probe {
+    fn canned(self) -> ApiResult<Vec<PeerProbe>> {
+        let silent =
+            Refusal::new(ErrorKind::Peer, "cannot measure the link to hostd", "it is silent");
+        Ok(vec![
+            PeerProbe {
+                peer: "hostb".into(),
+                link: Some(117_000_000),
+                disk: Some(1 << 30),
+                error: None,
+            },
+            PeerProbe { peer: "hostd".into(), link: None, disk: None, error: Some(silent) },
+        ])
+    }
 }
 
 impl Canned for Peers {
