@@ -128,6 +128,7 @@ fn goes_on(stage: &mut Stage, migrate: Child) {
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn the_storage_daemon_dies_during_copy() {
     let Some((mut stage, migrate)) = copied("flat-daemon") else { return };
     let pid = rustix::process::Pid::from_raw(daemon(&stage) as i32).expect("a pid");
@@ -144,6 +145,7 @@ fn agent_dies(name: &str, letter: &str) {
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn the_source_agent_dies_while_a_chain_is_copied() {
     agent_dies("flat-a", "a");
 }

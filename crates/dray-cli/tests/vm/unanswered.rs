@@ -279,7 +279,7 @@ fn a_guest_that_stands_still_when_the_connection_breaks_goes_on() {
 fn a_guest_whose_memory_moves_without_an_answer_goes_on() {
     let name = "unanswered-migrate";
     let Some(mut stage) = Stage::new(name, &[Kind::Plain], 1_000_000) else { return };
-    for _ in 0..4 {
+    for _ in 0..2 {
         move_unanswered(&mut stage);
     }
     assert_back_home(&mut stage);
