@@ -147,7 +147,7 @@ fn what_another_client_has_written_before_the_guest_was_reached_stays() {
     let answer = Answer::of(migrate).expect("answer");
     let said = format!("{}{}", answer.stdout, answer.stderr);
     assert_ne!(answer.code, 0, "{said}");
-    assert!(said.contains("has ended") && said.contains("start the vm there"), "{said}");
+    assert!(said.contains("has ended") && said.contains("then start the vm"), "{said}");
     let read = io("read -P 0x5a 0 64k").expect("it is served");
     let printed = String::from_utf8_lossy(&read.stdout);
     assert!(!printed.contains("verification failed"), "{printed}");
@@ -223,7 +223,7 @@ fn a_guest_whose_qemu_ends_before_it_answers_is_not_waited_for() {
     let answer = Answer::of(migrate).expect("answer");
     let said = format!("{}{}", answer.stdout, answer.stderr);
     assert_ne!(answer.code, 0, "{said}");
-    assert!(said.contains("has ended") && said.contains("start the vm there"), "{said}");
+    assert!(said.contains("has ended") && said.contains("then start the vm"), "{said}");
     let status = stage.lab.host("b").json(&["status"]).expect("status").to_string();
     assert!(status.contains("cannot start the guest") && !status.contains(WAITS), "{status}");
 }
