@@ -155,7 +155,7 @@ async fn onto_export(
 ) -> Result<()> {
     let nbd = flat.nbd_node();
     check_size(qmp, flat, &nbd).await?;
-    mirror(qmp, flat, &layer.top().name, &nbd, may_pivot).await
+    mirror(qmp, flat, (&layer.top().name, &nbd), None, may_pivot).await
 }
 
 /// Puts the disk of a stopped guest back on its chain, whose active image holds everything, under
@@ -172,7 +172,7 @@ pub async fn unflatten(
     let start = Instant::now();
     let opened = open_chain(qmp, layers).await;
     let back = match opened {
-        Ok(top) => mirror(qmp, &flat, &flat.nbd_node(), &top, may_pivot).await,
+        Ok(top) => mirror(qmp, &flat, (&flat.nbd_node(), &top), None, may_pivot).await,
         Err(error) => Err(error),
     };
     if let Err(error) = back {

@@ -1,6 +1,10 @@
 //! Exchanging the node under a disk while the guest runs: the two ways QEMU has, and what has to
 //! be true after each. Used in both directions, by [`crate::adopt()`] and [`crate::release()`].
 
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use crate::error::{Error, ErrorKind, Result, not_undone};
@@ -40,7 +44,10 @@ pub(crate) async fn exchange(
 ) -> Result<()> {
     match &plan.pivot {
         Pivot::Reopen { options } => reopen(qmp, plan, options, to, may_pivot).await,
-        Pivot::Mirror => mirror(qmp, plan, from, to, may_pivot).await,
+        Pivot::Mirror => {
+            let path = plan.path();
+            mirror(qmp, plan, (from, to), Some(&path), may_pivot).await
+        }
     }
 }
 
@@ -80,11 +87,16 @@ fn supports_backing(options: &Options) -> bool {
 
 /// Moves the device from one node to the other by a mirror that copies nothing and writes to both
 /// until it is completed. (A background mirror would write old data over the same file.)
+///
+/// QEMU answers a flush of the guest without asking anybody when nothing was written to the node since the last
+/// one, and to the new node nothing was but what the mirror has written, which QEMU flushes at its end. What the
+/// guest wrote before, and has not flushed, is in `same_file`, the one that both nodes lead to: it is made durable
+/// while the mirror runs.
 pub(crate) async fn mirror(
     qmp: &Qmp,
     plan: &LayerPlan,
-    from: &str,
-    to: &str,
+    (from, to): (&str, &str),
+    same_file: Option<&Path>,
     may_pivot: MayPivot<'_>,
 ) -> Result<()> {
     let job = job_name(plan);
@@ -95,7 +107,7 @@ pub(crate) async fn mirror(
     });
     let what = || format!("could not put disk {} on node {to}", plan.qdev);
     qmp.execute("blockdev-mirror", arguments).await.map_err(|e| e.during(what()))?;
-    match drive_job(qmp, &job, &mut events, may_pivot).await {
+    match drive_job(qmp, &job, &mut events, same_file, may_pivot).await {
         // QEMU tells the end before it has dropped the job's locks on the file, and answers after.
         Ok(()) => has_job(qmp, &job).await.map(drop).map_err(|e| after_exchange(e).during(what())),
         Err(error) => {
@@ -148,16 +160,28 @@ async fn drive_job(
     qmp: &Qmp,
     job: &str,
     events: &mut Events,
+    same_file: Option<&Path>,
     may_pivot: MayPivot<'_>,
 ) -> Result<()> {
     let ready = job_event(qmp, events, job, &["BLOCK_JOB_READY", "BLOCK_JOB_COMPLETED"]).await?;
     if ready.name != "BLOCK_JOB_READY" {
         return Err(job_failed(&ready));
     }
+    if let Some(file) = same_file {
+        make_durable(file).await?;
+    }
     may_pivot()?;
     qmp.execute("job-complete", json!({ "id": job })).await?;
     let ended = job_event(qmp, events, job, &["BLOCK_JOB_COMPLETED"]).await?;
     if ended.data["error"].is_string() { Err(job_failed(&ended)) } else { Ok(()) }
+}
+
+async fn make_durable(file: &Path) -> Result<()> {
+    let opened = file.to_owned();
+    let synced = tokio::task::spawn_blocking(move || File::open(opened)?.sync_data()).await;
+    synced.unwrap_or_else(|why| Err(io::Error::other(why))).map_err(|why| {
+        Error::with_source(ErrorKind::Failed, format!("could not sync {}", file.display()), why)
+    })
 }
 
 fn job_failed(event: &Event) -> Error {

@@ -147,7 +147,7 @@ fn what_another_client_has_written_before_the_guest_was_reached_stays() {
     let answer = Answer::of(migrate).expect("answer");
     let said = format!("{}{}", answer.stdout, answer.stderr);
     assert_ne!(answer.code, 0, "{said}");
-    assert!(said.contains("has ended") && said.contains("then start the vm"), "{said}");
+    assert!(said.contains("has ended") && said.contains("start the vm there"), "{said}");
     let read = io("read -P 0x5a 0 64k").expect("it is served");
     let printed = String::from_utf8_lossy(&read.stdout);
     assert!(!printed.contains("verification failed"), "{printed}");

@@ -218,7 +218,7 @@ impl TargetVmTask {
     }
 
     /// Checks that the disks of the QEMU that has not started the guest are still those of this migration.
-    async fn look_again(&mut self, vm: &dyn Vm) -> Result<(), NotDone> {
+    pub(super) async fn look_again(&mut self, vm: &dyn Vm) -> Result<(), NotDone> {
         let guest = self.slot.intent().guest.ok_or("the migration has no vm")?;
         self.look(vm, &plans(&guest)?, false).await
     }

@@ -138,6 +138,8 @@ impl TargetVmTask {
                 if vm.was_started().await? {
                     return Ok(());
                 }
+                // Others were at its monitor meanwhile.
+                self.look_again(&*vm).await?;
                 vm
             }
         };
