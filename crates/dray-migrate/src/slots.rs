@@ -101,6 +101,26 @@ impl Board {
         let _ = self.events.send(Event::Notice { text: text.into() });
     }
 
+    /// Shows `now`, why the migration waits, in the place of what was `shown` for that before. Watchers are told when it
+    /// changes. An error of anybody else's stays.
+    pub fn show_wait(&self, shown: &mut Option<Refusal>, now: Option<Refusal>) {
+        if now == *shown {
+            return;
+        }
+        if let Some(now) = &now {
+            self.notice(now.to_string());
+        }
+        let before = std::mem::replace(shown, now.clone());
+        self.change(|board| {
+            if before.is_some() && board.error == before {
+                board.error = None;
+            }
+            if now.is_some() {
+                board.error = now;
+            }
+        });
+    }
+
     /// Wakes at every change.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()

@@ -33,6 +33,27 @@ pub struct NbdExport {
 }
 
 impl NbdExport {
+    /// Checks that a disk's layer is on this export now, and shows of it what the plan says: others may have changed
+    /// that since it was looked at last.
+    ///
+    /// # Errors
+    /// `Mismatch`, with where it is, or what QEMU reports.
+    pub async fn check(&self, qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
+        let layer = plan.layer_in(&Graph::read(qmp).await?)?;
+        self.check_layer(&layer)?;
+        plan.check_shown(&layer)
+    }
+
+    /// Checks that a layer is on this export.
+    pub(crate) fn check_layer(&self, layer: &Layer) -> Result<()> {
+        if layer.export_at(&self.socket).as_deref() != Some(&self.name) {
+            let (now, name) = (&layer.protocol.file, &self.name);
+            let why = format!("it is on {now}, and not on the export of image '{name}'");
+            return Err(Error::new(ErrorKind::Mismatch, why));
+        }
+        Ok(())
+    }
+
     /// The options of an NBD node that stands for the layer's local node.
     pub(crate) fn node(&self, plan: &LayerPlan) -> Options {
         self.named_node(plan, &plan.nbd_node())
@@ -123,6 +144,7 @@ pub async fn adopt_keeping(
     let graph = Graph::read(qmp).await.map_err(|e| e.during(what()))?;
     let layer = local_layer(&graph, plan).map_err(|e| e.during(what()))?;
     check_unresized(plan, &layer).map_err(|e| e.during(what()))?;
+    plan.check_shown(&layer).map_err(|e| e.during(what()))?;
     let bitmaps =
         check_unused(&graph, plan, &layer, options.drop_bitmaps).map_err(|e| e.during(what()))?;
     // Left behind by an adoption that was interrupted before its pivot.

@@ -233,6 +233,18 @@ async fn close_chain(qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
     delete_node(qmp, plan.local_node()).await
 }
 
+/// Checks that the node under the disk of this active layer that has the name of dray's is on this export: others can have
+/// made one of that name. A disk that is on its chain, or on something else, passes.
+///
+/// # Errors
+/// `Mismatch`, with what it is on, or what QEMU reports.
+pub async fn check_export(qmp: &Qmp, plan: &LayerPlan, export: &NbdExport) -> Result<()> {
+    let nbd = plan.flattened().nbd_node();
+    let disk = Graph::read(qmp).await?.disk_below_jobs(&plan.qdev)?;
+    let mut ours = disk.layers.iter().filter(|layer| layer.protocol.name == nbd);
+    ours.try_for_each(|layer| export.check_layer(layer))
+}
+
 /// Says what the disk is on, where that cannot change by itself any more; none while an exchange is under way in
 /// QEMU. Only asks, so that QEMU answers also while it waits for requests of the guest.
 pub async fn look(qmp: &Qmp, layers: &[LayerPlan]) -> Result<Option<On>> {

@@ -110,10 +110,24 @@ impl Layer {
         self.protocol.path().is_some_and(|name| path.ends_with(name))
     }
 
+    /// The name of the export on a server's `socket` that it is on, if it is on one (QEMU calls such a file
+    /// `nbd+unix:///NAME?socket=PATH`).
+    pub fn export_at(&self, socket: &Path) -> Option<String> {
+        let rest = self.protocol.file.strip_prefix("nbd+unix:///")?;
+        let (name, found) = rest.split_once("?socket=")?;
+        is_same(Path::new(found), socket).then(|| name.to_owned())
+    }
+
     /// The format's name; `raw` when there is no format node.
     pub fn format_name(&self) -> &str {
         self.format.as_ref().map_or("raw", |f| &f.driver)
     }
+}
+
+/// Whether two paths lead to the same file, perhaps through links.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| std::fs::canonicalize(path).ok();
+    one == other || real(one).is_some_and(|path| Some(path) == real(other))
 }
 
 /// A disk of a VM.

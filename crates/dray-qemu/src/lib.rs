@@ -51,4 +51,4 @@ pub use pivot::{MayPivot, abandon_pivot};
 pub use plan::{LayerPlan, Pivot, options_of_part};
 pub use qmp::{Event, Events, Qmp, Version};
 pub use release::{Released, is_released, leave_export, release, release_tracked};
-pub use stopped::Stopped;
+pub use stopped::{Stopped, Watched};

@@ -103,7 +103,7 @@ impl Outgoing {
     /// [QEMU has not said](ErrorKind::is_unknown): then it may have, and is to be [abandoned](Self::abandon).
     pub async fn start(qmp: &Qmp, socket: &Path, limits: &Limits) -> Result<Self> {
         let events = qmp.events();
-        let was_running = status(qmp).await?.running;
+        let was_running = status(qmp).await?.goes_on();
         if !was_running {
             // It may have arrived stopped, with an agent that did not do this.
             activate(qmp).await.map_err(|e| e.during("could not start the vm's migration"))?;

@@ -2,6 +2,7 @@
 //! before anything is touched. It can be stored and sent: an agent that was killed releases with
 //! the plan in its journal, and the target's nodes are made from the source's plan.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -160,6 +161,25 @@ impl LayerPlan {
         }
     }
 
+    /// Checks that a layer shows of its image what the plan says: by the same format driver, the same part. Somebody may
+    /// have reopened its node, or have made it anew.
+    ///
+    /// # Errors
+    /// `Mismatch`, with what it shows.
+    pub fn check_shown(&self, layer: &Layer) -> Result<()> {
+        let mismatch = |why: String| Err(Error::new(ErrorKind::Mismatch, why));
+        let (format, planned) = (layer.format_name(), &self.format);
+        if format != planned {
+            return mismatch(format!("its node shows the image as {format}, and not as {planned}"));
+        }
+        let shown = layer.format.as_ref().map_or(Ok(Window::default()), Window::shown_by)?;
+        let window = self.window();
+        if shown == window {
+            return Ok(());
+        }
+        mismatch(format!("its node shows {shown} of the image, and not {window}"))
+    }
+
     /// The same layer of a disk that has the device id `qdev` by now: it was plugged in again. Its nodes keep their
     /// names.
     #[must_use]
@@ -315,6 +335,16 @@ pub struct Window {
     pub offset: u64,
     /// Its length, if it does not go as far as the file.
     pub size: Option<u64>,
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.offset, self.size) {
+            (0, None) => f.write_str("all"),
+            (offset, None) => write!(f, "what is behind byte {offset}"),
+            (offset, Some(size)) => write!(f, "{size} bytes behind byte {offset}"),
+        }
+    }
 }
 
 impl Window {

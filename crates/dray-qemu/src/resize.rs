@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::adopt::NbdExport;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph;
+use crate::plan::LayerPlan;
 use crate::qmp::Qmp;
 
 /// How often QEMU is asked.
@@ -16,14 +18,17 @@ const TRIES: u32 = 5;
 /// Pause between two tries.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Tells the guest that its disk, on an export that has cut it off, has `size` bytes there. Of an idle
-/// guest's disk something is read for it.
+/// Tells the guest that its disk, on an `export` that has cut it off, has `size` bytes there. Of an idle
+/// guest's disk something is read for it. A disk that somebody has put on something else is left alone: QEMU would make
+/// that longer or shorter.
 ///
 /// # Errors
-/// What QEMU says when it has been asked often enough: the guest has not been told.
-pub async fn grown(qmp: &Qmp, qdev: &str, size: u64) -> Result<()> {
+/// What QEMU says when it has been asked often enough, or where the disk is: the guest has not been told.
+pub async fn grown(qmp: &Qmp, plan: &LayerPlan, export: &NbdExport, size: u64) -> Result<()> {
+    let qdev = &plan.qdev;
     let mut tries = 1;
     loop {
+        export.check(qmp, plan).await?;
         match crate::status::resize(qmp, qdev, size).await {
             Err(error) if error.kind() == ErrorKind::Command && tries < TRIES => {
                 tracing::debug!(%error, qdev, "qemu has not connected again yet");

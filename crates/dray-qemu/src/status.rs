@@ -23,6 +23,14 @@ pub struct VmStatus {
     pub state: String,
 }
 
+impl VmStatus {
+    /// Whether the guest goes on wherever it is, unless its user has paused it. One that sleeps (ACPI S3) does: QEMU before
+    /// 9.0 wakes it up to move it, and a later one moves it as it is.
+    pub fn goes_on(&self) -> bool {
+        self.running || self.state == "suspended"
+    }
+}
+
 /// A block job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockJob {

@@ -1,7 +1,6 @@
 //! Whether the QEMU that waits for a guest has the disks that its migration brings, and no others: the right
 //! ids and sizes may be those of old files, of disks in another order, or of another VM.
 
-use super::picture::resident_name;
 use dray_host::folder::intent::TargetImageIntent;
 use dray_qemu::{Error, ErrorKind, Layer, LayerPlan, Result, VmDisk};
 use std::path::Path;
@@ -25,7 +24,7 @@ impl Expected<'_> {
     /// # Errors
     /// `Mismatch`, that it has none.
     pub fn concerns(&self, disks: &[VmDisk]) -> Result<()> {
-        let name = |layer: &Layer| resident_name(layer, self.nbd_socket);
+        let name = |layer: &Layer| layer.export_at(self.nbd_socket);
         let mut names = disks.iter().flat_map(|disk| disk.layers.iter().filter_map(name));
         if names.any(|name| self.images.iter().any(|image| image.name_here() == name)) {
             return Ok(());
@@ -52,20 +51,26 @@ impl Expected<'_> {
             )));
         }
         disk.layers.iter().enumerate().try_for_each(|(depth, layer)| {
-            let Some((number, _)) = plans.iter().find(|(_, plan)| plan.depth == depth) else {
+            let Some((number, plan)) = plans.iter().find(|(_, plan)| plan.depth == depth) else {
                 let why = format!("disk {qdev}: no image is planned for its layer {depth}");
                 return if self.arrived { Ok(()) } else { Err(mismatch(why)) };
             };
             let image = self.images.get(*number);
             let image = image.ok_or_else(|| mismatch("the plan names no image"))?;
-            self.check_layer(layer, image).map_err(|why| why.during(format!("disk {qdev}")))
+            let fits = self.check_layer(layer, plan, image);
+            fits.map_err(|why| why.during(format!("disk {qdev}")))
         })
     }
 
-    fn check_layer(&self, layer: &Layer, image: &TargetImageIntent) -> Result<()> {
+    fn check_layer(
+        &self,
+        layer: &Layer,
+        plan: &LayerPlan,
+        image: &TargetImageIntent,
+    ) -> Result<()> {
         let export = image.name_here();
-        match resident_name(layer, self.nbd_socket) {
-            Some(name) if name == export => Ok(()),
+        match layer.export_at(self.nbd_socket) {
+            Some(name) if name == export => plan.check_shown(layer),
             Some(name) => Err(mismatch(format!(
                 "it is on the export of image '{name}', and its image is '{export}' here"
             ))),
@@ -86,6 +91,7 @@ fn mismatch(why: impl Into<String>) -> Error {
 mod tests {
     use super::*;
     use crate::fixtures::{SOCKET, layer, on, plan};
+    use dray_qemu::Node;
     use dray_types::ImageId;
     use dray_wire::ImageOffer;
 
@@ -145,6 +151,33 @@ mod tests {
         let nbd_socket = Path::new(SOCKET);
         let expected = Expected { plans: &plans, images: &images, nbd_socket, arrived: false };
         assert!(expected.check(&[disk]).unwrap_err().to_string().contains("layer 1"));
+    }
+
+    /// Somebody may put the disk on the right export by another driver, or let its node show another part of it.
+    #[test]
+    fn a_disk_shows_of_its_image_what_it_did_at_the_source() {
+        let plans = [(0, plan("disk0", 0))];
+        let images = [image("root")];
+        let check = |driver: &str, file: &str| {
+            let node = Node { driver: driver.into(), file: file.into(), ..layer("").protocol };
+            let shown = Layer { format: Some(node), ..layer(&on("root")) };
+            let disk = VmDisk { qdev: "disk0".into(), backend: String::new(), layers: vec![shown] };
+            let nbd_socket = Path::new(SOCKET);
+            let expected =
+                |arrived| Expected { plans: &plans, images: &images, nbd_socket, arrived };
+            let said = [false, true].map(|arrived| expected(arrived).check(std::slice::from_ref(&disk)));
+            said.map(|said| said.err().map(|why| why.to_string()))
+        };
+        assert_eq!(check("raw", &on("root")), [None, None]);
+        let part = r#"json:{"driver": "raw", "offset": 4096, "file": {"driver": "nbd"}}"#;
+        let wrong =
+            [("qcow2", "", "shows the image as qcow2, and not as raw"), ("raw", part, "4096")];
+        for (driver, file, said) in wrong {
+            for why in check(driver, file) {
+                let why = why.unwrap_or_default();
+                assert!(why.contains("disk0") && why.contains(said), "{driver} {file}: {why}");
+            }
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! mirror, another file) has writes of the guest that the target would never see.
 
 use super::look::Look;
-use super::picture::{MERGE, resident_name};
+use super::picture::MERGE;
 use dray_host::folder::intent::SourceImage;
 use dray_qemu::{Layer, LayerPlan, VmDisk};
 use std::path::Path;
@@ -88,18 +88,25 @@ impl Expected<'_> {
         }
         disk.layers.iter().enumerate().try_for_each(|(depth, layer)| {
             let plan = plans.iter().find(|(_, plan)| plan.depth == depth);
-            let (number, _) =
+            let (number, plan) =
                 plan.ok_or_else(|| format!("no image is planned for layer {depth}"))?;
             let image = self.images.get(*number);
             let image = image.ok_or_else(|| "the plan names no image".to_owned())?;
-            self.check_layer(layer, image)
+            self.check_layer(layer, plan, image)
         })
     }
 
-    fn check_layer(&self, layer: &Layer, image: &SourceImage) -> Result<(), Changed> {
+    fn check_layer(
+        &self,
+        layer: &Layer,
+        plan: &LayerPlan,
+        image: &SourceImage,
+    ) -> Result<(), Changed> {
         let file = &layer.protocol.file;
-        match resident_name(layer, self.nbd_socket) {
-            Some(name) if name == image.name => Ok(()),
+        match layer.export_at(self.nbd_socket) {
+            Some(name) if name == image.name => {
+                plan.check_shown(layer).map_err(|why| why.to_string().into())
+            }
             // Nobody writes it: it is moved from its file.
             None if layer.top().read_only && is_file(layer, &image.path) => Ok(()),
             _ => {
@@ -121,6 +128,7 @@ fn is_file(layer: &Layer, path: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::fixtures::{SOCKET, layer, on, plan};
+    use dray_qemu::Node;
     use dray_qemu::status::{BlockJob, VmStatus};
     use dray_types::ImageId;
     use dray_wire::ImageOffer;
@@ -184,6 +192,16 @@ mod tests {
             assert!(why.contains(said), "{why}");
             assert_eq!(hint.contains("block-commit"), why.contains("consists of"), "{hint}");
         }
+    }
+
+    /// Somebody may have let its raw node show another part of it: a guest writes there what the target has elsewhere.
+    #[test]
+    fn a_disk_that_shows_another_part_of_its_image_is_not_the_one_that_waits() {
+        let part = r#"json:{"driver": "raw", "offset": 4096, "file": {"driver": "nbd"}}"#;
+        let node = Node { driver: "raw".into(), file: part.into(), ..layer("").protocol };
+        let shifted = disk("disk1", vec![Layer { format: Some(node), ..layer(&on("data")) }]);
+        let why = check(&look(vec![root(), shifted])).unwrap_err().why;
+        assert!(why.contains("disk1: its node shows what is behind byte 4096"), "{why}");
     }
 
     #[test]

@@ -80,6 +80,8 @@ pub struct Picture {
     /// Its disks' layers, the active one of each disk first. Of disks that dray cannot get under, none.
     pub disks: Vec<Vec<LayerPicture>>,
     unfit: Vec<Unfit>,
+    /// Images on this agent's socket that are not the active one of their disk, and the disk's id.
+    below: Vec<(String, String)>,
 }
 
 /// A disk that could not be put back as it is.
@@ -139,7 +141,8 @@ impl Picture {
                 Err(why) => unfit.push(unfit_disk(disk, &nbd_socket, why)),
             }
         }
-        Ok(Self { vm, name, look, disks: fit, unfit })
+        let below = look.disks.iter().flat_map(|disk| below(disk, &nbd_socket)).collect();
+        Ok(Self { vm, name, look, disks: fit, unfit, below })
     }
 
     /// Refuses names of disks that the VM does not have.
@@ -179,11 +182,9 @@ impl Picture {
     /// # Errors
     /// That it is.
     pub fn refuse_overlaid(&self, image: &str) -> ApiResult<()> {
-        let place = LayerLocation::Resident(image.to_owned());
-        let is_below =
-            |layers: &&Vec<LayerPicture>| layers.iter().skip(1).any(|layer| layer.place == place);
-        let Some(layers) = self.disks.iter().find(is_below) else { return Ok(()) };
-        let what = format!("cannot use disk {}", layers[0].plan.qdev);
+        let is_it = |(name, _): &&(String, String)| name == image;
+        let Some((_, disk)) = self.below.iter().find(is_it) else { return Ok(()) };
+        let what = format!("cannot use disk {disk}");
         let why = format!("another program has put an overlay over image '{image}'");
         Err(Refusal::new(ErrorKind::Conflict, what, why).hint(MERGE))
     }
@@ -346,9 +347,15 @@ fn check_clients(
 }
 
 fn unfit_disk(disk: &VmDisk, nbd_socket: &Path, why: Refusal) -> Unfit {
-    let resident = disk.layers.iter().any(|layer| resident_name(layer, nbd_socket).is_some());
+    let resident = disk.layers.iter().any(|layer| layer.export_at(nbd_socket).is_some());
     let why = if resident { why.hint(MERGE) } else { why };
     Unfit { qdev: disk.qdev.clone(), resident, why }
+}
+
+/// The images on this agent's socket that are below another layer of a disk, and the disk.
+fn below(disk: &VmDisk, nbd_socket: &Path) -> impl Iterator<Item = (String, String)> {
+    let names = disk.layers.iter().skip(1).filter_map(|layer| layer.export_at(nbd_socket));
+    names.map(|name| (name, disk.qdev.clone()))
 }
 
 fn layers(
@@ -362,26 +369,12 @@ fn layers(
     }
     let mut found = Vec::new();
     for (depth, layer) in disk.layers.iter().enumerate() {
-        match resident_name(layer, nbd_socket) {
+        match layer.export_at(nbd_socket) {
             Some(name) => found.push(resident(disk, depth, layer, name, known)?),
             None => found.push(LayerPicture::local(LayerPlan::of_depth(disk, depth, known)?)),
         }
     }
     Ok(found)
-}
-
-/// The export's name when the layer is on this agent's socket (QEMU names such a file
-/// `nbd+unix:///NAME?socket=PATH`).
-pub fn resident_name(layer: &Layer, nbd_socket: &Path) -> Option<String> {
-    let rest = layer.protocol.file.strip_prefix("nbd+unix:///")?;
-    let (name, socket) = rest.split_once("?socket=")?;
-    is_same(Path::new(socket), nbd_socket).then(|| name.to_owned())
-}
-
-/// Whether two paths lead to the same file, perhaps through links.
-fn is_same(one: &Path, other: &Path) -> bool {
-    let real = |path: &Path| std::fs::canonicalize(path).ok();
-    one == other || real(one).is_some_and(|path| Some(path) == real(other))
 }
 
 /// How a layer that arrived here gets onto the file or block device at `path`.
@@ -494,7 +487,7 @@ mod tests {
             },
         };
         let ours = Path::new("/run/dray/nbd.sock");
-        let found = |file| resident_name(&layer(file), ours);
+        let found = |file| layer(file).export_at(ours);
         assert_eq!(found("nbd+unix:///vm1?socket=/run/dray/nbd.sock"), Some("vm1".to_owned()));
         assert_eq!(found("nbd+unix:///vm1?socket=/tmp/other"), None);
         assert_eq!(found("nbd://10.0.0.1/vm1"), None);

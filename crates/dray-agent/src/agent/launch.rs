@@ -3,24 +3,18 @@
 
 use super::Agent;
 use dray_api::{ErrorKind, ImageProgress, MigrationState, Progress, Refusal, Role};
-use dray_engine::SourceEvent;
-use dray_engine::source::SourceNotice;
 use dray_host::abort;
 use dray_host::folder::intent::{SourceIntent, TargetIntent};
 use dray_host::folder::log::{End, Folder};
 use dray_host::registry::Process;
-use dray_image::Image;
 use dray_migrate::guest::behind::Behind;
 use dray_migrate::guest::receiver::TargetVmTask;
 use dray_migrate::guest::source::{Outcome, SourceVmTask};
-use dray_migrate::messages::ToSourceShell;
 use dray_migrate::receiver::{TargetLoop, TargetParts};
 use dray_migrate::slots::{Board, Shown};
-use dray_migrate::source::{Input, Reach, SourceLoop, SourceParts, SourceSlot, ToTask, keep};
+use dray_migrate::source::{Reach, SourceLoop, SourceParts, SourceSlot, ToTask, keep};
 use dray_migrate::{Clock, Threads};
 use dray_types::MigrationId;
-use dray_vm::leaving::take_note;
-use dray_vm::leaving::untold;
 use dray_wire::request::Request;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,9 +27,6 @@ use tokio::task::AbortHandle;
 
 /// How long guest writes may take to drain before a handover.
 const QUIESCE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause between handovers of images that no VM is waiting for.
-const HANDOVER_PAUSE: Duration = Duration::from_millis(500);
-
 /// How often a target is asked to clean up; with the pause, for ten minutes.
 const FORGET_TRIES: u32 = 120;
 /// Pause between these.
@@ -268,49 +259,6 @@ impl Agent {
                 slot.forget();
             }
         }
-    }
-
-    /// Images without a VM are handed over as soon as they are ready, and again if that fails. Whether that
-    /// was given up.
-    async fn drive_images(
-        &self,
-        slot: &Arc<SourceSlot>,
-        mut told: UnboundedReceiver<ToTask>,
-    ) -> bool {
-        while let Some(message) = told.recv().await {
-            match message {
-                ToTask::Notice(SourceNotice::Ready) => {
-                    slot.send(Input::Engine(SourceEvent::BeginHandover));
-                }
-                ToTask::Notice(
-                    SourceNotice::HandoverFailed { .. } | SourceNotice::Refused { .. },
-                ) => {
-                    tokio::time::sleep(HANDOVER_PAUSE).await;
-                    slot.send(match self.unheard_loss(slot) {
-                        Some(error) => Input::Failed(error),
-                        None => Input::Engine(SourceEvent::BeginHandover),
-                    });
-                }
-                ToTask::Notice(SourceNotice::Abandoned { .. }) => return true,
-                ToTask::Shell(ToSourceShell::Finished, _) => return false,
-                _ => {}
-            }
-        }
-        false
-    }
-
-    /// A loss that must be told to a guest before its image may move, when there is no guest: nobody will
-    /// ever flush.
-    fn unheard_loss(&self, slot: &SourceSlot) -> Option<Refusal> {
-        let images = slot.intent().images;
-        images.iter().filter(|image| self.attachments.count(&image.name) == 0).find_map(|image| {
-            let disk = Arc::clone(&self.registry.get(&image.name)?.disk);
-            let lost = disk.write_back_error().filter(|lost| !lost.told)?;
-            let why = format!("image '{}': {}", image.name, untold(&lost));
-            let hint = take_note(&image.name, &self.nbd_socket());
-            let hint = format!("{hint}, and `dray resume`");
-            Some(Refusal::new(ErrorKind::DataAtRisk, "migration failed", why).hint(hint))
-        })
     }
 
     /// What the target received of disks that went back to QEMU is of no use to anyone, and a

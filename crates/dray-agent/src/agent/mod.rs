@@ -8,6 +8,7 @@ mod bases;
 mod devices;
 mod existing_copies;
 pub(crate) mod fates;
+mod images_away;
 mod launch;
 mod offered;
 mod partials;

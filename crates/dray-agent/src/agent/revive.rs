@@ -2,11 +2,13 @@
 //! back, and what stays closed, is decided in [`revive`](dray_host::migration::revive).
 
 use super::Agent;
-use dray_host::folder::intent::{SourceIntent, TargetIntent};
+use dray_api::{ErrorKind, Refusal};
+use dray_host::folder::intent::{SourceIntent, SourceVm, TargetIntent};
 use dray_host::migration::revive::{Launch, Revival};
 use dray_migrate::source;
 use dray_provider::seed;
-use dray_vm::own::wake;
+use dray_vm::own;
+use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,15 +62,27 @@ impl Agent {
             tokio::spawn(async move {
                 let vm = slot.intent().vm;
                 if let (true, Some(vm)) = (moves, &vm) {
-                    let running = vm.facts.as_ref().is_some_and(|facts| facts.running);
-                    if let Err(why) = wake(&*agent.hypervisor, vm, running).await {
-                        tracing::warn!(%why, "cannot let the guest of a migration continue");
-                    }
+                    agent.bring_back_from_before(&slot, vm).await;
                 }
                 let intent = slot.intent();
                 agent.drive(slot, intent, moves).await;
             });
         }
+    }
+
+    /// An agent before this one may have stopped the guest, and QEMU may be hanging since: it goes on here before
+    /// anything else is asked of it.
+    async fn bring_back_from_before(&self, slot: &source::SourceSlot, vm: &SourceVm) {
+        let running = vm.facts.as_ref().is_some_and(|facts| facts.running);
+        let (board, shown) = (&slot.board, Mutex::new(None));
+        let tell = |why: &str| {
+            tracing::warn!(migration = %board.migration, why, "cannot let the guest continue");
+            let what = "the migration waits until the guest's QEMU answers";
+            let waits = Refusal::new(ErrorKind::Hypervisor, what, why);
+            board.show_wait(&mut shown.lock(), Some(waits));
+        };
+        own::bring_back(&*self.hypervisor, vm, running, None, tell).await;
+        board.show_wait(&mut shown.lock(), None);
     }
 
     /// Tries again, for as long as the agent runs, what could not be opened or brought back.

@@ -213,7 +213,7 @@ impl Agent {
                 name: slot.board.read().vm,
                 qmp: qmp.clone(),
                 layers,
-                running: picture.look.status.running,
+                running: picture.look.status.goes_on(),
             };
             self.refuse_unawaited(&intent, &facts).await?;
             self.adopt_for(&mut intent, slot, picture, command, facts).await?;

@@ -15,10 +15,11 @@ use dray_host::abort;
 use dray_host::record::{Adopted, CopyState, ImageRecord};
 use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
-use dray_qemu::{LayerPlan, Qmp};
+use dray_qemu::{LayerPlan, NbdExport, Qmp};
 use dray_vm::leaving::refuse_untold;
 use dray_vm::picture::{LayerLocation, LayerPicture, Picture};
 use dray_vm::qemu_error;
+use dray_vm::released::taking::export;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -58,7 +59,9 @@ impl Answers<Resize> for Arc<Agent> {
         }
         if let Some((picture, layer)) = &user {
             abort::step("ResizeTell");
-            tell(&what, picture.qmp(), &layer.plan.qdev, window.shown_of(command.size.0)).await?;
+            let export = export(&self.config, command.image.clone());
+            let shown = window.shown_of(command.size.0);
+            tell(&what, picture.qmp(), (&layer.plan, &export), shown).await?;
         }
         Ok(self.image_status(&*self.image(&command.image)?))
     }
@@ -147,8 +150,13 @@ impl Agent {
 }
 
 /// Has QEMU tell its guest, which has `shown` bytes of the image; the image has its new length by then.
-async fn tell(what: &str, qmp: &Qmp, qdev: &str, shown: u64) -> ApiResult<()> {
-    dray_qemu::resize::grown(qmp, qdev, shown).await.map_err(|why| {
+async fn tell(
+    what: &str,
+    qmp: &Qmp,
+    (plan, export): (&LayerPlan, &NbdExport),
+    shown: u64,
+) -> ApiResult<()> {
+    dray_qemu::resize::grown(qmp, plan, export, shown).await.map_err(|why| {
         let why = why.during("the image is longer now, and the guest was not told".to_owned());
         qemu_error(what, &why).hint("give the same command again when QEMU answers")
     })

@@ -218,7 +218,8 @@ impl Agent {
         }
     }
 
-    fn refuse_under_vm(&self, name: &str) -> ApiResult<()> {
+    /// Refuses an image that the disk of a VM is on.
+    pub(crate) fn refuse_under_vm(&self, name: &str) -> ApiResult<()> {
         let entry = self.image(name)?;
         let user = match self.attachments.count(name) {
             0 => self.registry.absent_client(&entry).filter(Process::is_emulator),

@@ -12,7 +12,7 @@ use dray_host::registry::real_path;
 use dray_host::settle::{Disk, Rule, rule};
 use dray_qemu::{Layer, LayerPlan, Qmp};
 use dray_vm::look::Look;
-use dray_vm::picture::{Picture, resident_name};
+use dray_vm::picture::Picture;
 use dray_vm::qemu_error;
 use dray_vm::released::settle::{settle_on_dray, settle_on_file};
 use serde_json::Value;
@@ -77,7 +77,7 @@ impl Agent {
     fn where_is(&self, look: &Look, record: &ImageRecord) -> Option<Disk> {
         let nbd_socket = self.nbd_socket();
         let layers = || look.disks.iter().flat_map(|disk| &disk.layers);
-        if layers().any(|layer| resident_name(layer, &nbd_socket).as_ref() == Some(&record.name)) {
+        if layers().any(|layer| layer.export_at(&nbd_socket).as_ref() == Some(&record.name)) {
             return Some(Disk::OnExport);
         }
         // What is only read may have several users.
@@ -140,8 +140,7 @@ impl Agent {
         let own = |adopted: &Adopted| adopted.is_of(look.process.as_ref());
         let Some(adopted) = record.adopted.filter(own) else { return Ok(()) };
         let nbd_socket = self.nbd_socket();
-        let is_its =
-            |layer: &Layer| resident_name(layer, &nbd_socket).as_ref() == Some(&record.name);
+        let is_its = |layer: &Layer| layer.export_at(&nbd_socket).as_ref() == Some(&record.name);
         let device = look.disks.iter().find(|disk| disk.layers.iter().any(is_its));
         let device = match device {
             Some(disk) if disk.qdev != adopted.device => disk.qdev.clone(),
@@ -215,7 +214,11 @@ impl Agent {
     fn asked_of(&self, entry: &Entry) -> Option<PathBuf> {
         match self.registry.rule_of(entry) {
             Rule::OfItsMigration | Rule::NotOwned => None,
-            _ => self.registry.vm_of(&entry.record()).filter(QemuProcess::runs).map(|vm| vm.socket),
+            _ => {
+                let record = entry.record();
+                let vm = self.registry.vm_of(&record).or(record.came_for);
+                vm.filter(QemuProcess::runs).map(|vm| vm.socket)
+            }
         }
     }
 

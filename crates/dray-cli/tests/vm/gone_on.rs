@@ -51,6 +51,20 @@ fn a_guest_that_is_let_go_on_while_it_is_flattened_stays_on_its_chain() {
     assert_cancelled(&mut stage);
 }
 
+/// The same of one that its user has paused, and lets go on when dray has asked whether it runs: dray does not stop it.
+#[test]
+fn a_paused_guest_that_is_let_go_on_before_it_is_flattened_stays_on_its_chain() {
+    let Some(mut stage) = prepared("on-paused", &FLATTEN, ("a", "FlattenStops")) else { return };
+    qmp(&stage.other_monitor(), "{\"execute\":\"stop\"}");
+    let migrate = stage.spawn(&[]);
+    go_on_before(&stage, "a", &stage.other_monitor());
+    let answer = Answer::of(migrate).expect("answer");
+    assert_eq!(answer.code, 6, "{answer:?}\n{}", stage.logs());
+    let said = "somebody has let the guest go on while its disk was being exchanged";
+    assert!(format!("{answer:?}").contains(said), "{answer:?}");
+    assert_cancelled(&mut stage);
+}
+
 /// The migration can be cancelled, and the guest is on its chain.
 fn assert_cancelled(stage: &mut Stage) {
     let a = stage.lab.host("a");

@@ -1,6 +1,7 @@
 //! Running VMs move between two agents: real QEMUs with guests that write and verify all the time.
 //! One scenario a file; [`stage`] is what they have in common.
 
+mod alone;
 mod backfill;
 mod backups;
 mod bases;

@@ -343,6 +343,33 @@ fn a_disk_under_an_overlay_is_not_backed_up() {
     stage.assert_guest_is_well();
 }
 
+/// The same of a disk that has come here, and is on its export still: dray knows which VM it has come for.
+#[test]
+fn a_disk_that_has_arrived_and_is_under_an_overlay_is_not_backed_up() {
+    let Some(mut stage) = Stage::new("overlaid-there", &[Kind::Plain], 2_000_000) else { return };
+    stage.prepare();
+    stage.migrate(&["--release", "never"]).expect("moves");
+    let (b, other) = (stage.lab.host("b"), Other(stage.others_target_monitor()));
+    let at = format!("file://{}", stage.lab.dir().join("backups").display());
+    b.json(&["backups", "init", &at]).expect("a repository");
+    let backup = ["backup", "disk0.raw", "--to", &at];
+    b.json(&backup).expect("its disk is on dray");
+    let overlay = stage.lab.dir().join("overlay.qcow2");
+    let snapshot = json!({ "node-name": other.top(), "snapshot-file": overlay,
+        "snapshot-node-name": "overlay", "format": "qcow2" });
+    other.ask("blockdev-snapshot-sync", &snapshot);
+    for restarts in [false, true] {
+        if restarts {
+            b.kill9().expect("kill");
+            b.start().expect("start");
+        }
+        let answer = b.dray(&backup).expect("dray");
+        assert_eq!(answer.code, 6, "{answer:?}");
+        assert!(answer.stderr.contains("merge the overlay into the image below it"), "{answer:?}");
+    }
+    stage.assert_guest_is_well();
+}
+
 /// The second disk got a bitmap since the vm was prepared: the first one is back on its file when that is said.
 #[test]
 fn if_one_disk_cannot_be_adopted_those_before_it_go_back() {

@@ -4,6 +4,7 @@
 use crate::home::assert_back_home;
 use crate::stage::{Kind, PATIENCE, Stage, qmp};
 use dray_testkit::lab::{Answer, Host};
+use serde_json::Value;
 use std::time::{Duration, Instant};
 
 /// Starts the agent of `host` anew with a variable.
@@ -64,6 +65,32 @@ fn a_source_that_restarts_when_all_is_done_keeps_its_guest_stopped() {
     stage.quit_source();
     stage.finish_guest();
     stage.assert_images("b");
+}
+
+/// The guest's memory was sent, its QEMU hangs, and the agent is started again meanwhile: as soon as QEMU answers the
+/// guest goes on here. The QEMU that has received the memory takes it no second time: the migration says so and ends.
+#[test]
+fn a_guest_whose_qemu_hangs_while_its_agent_restarts_goes_on_when_it_answers() {
+    let Some(mut stage) = Stage::new("hangs", &[Kind::Plain], 2_000_000) else { return };
+    start_with(stage.lab.host("a"), "DRAY_STOP_BEFORE", "Quiesce");
+    stage.prepare();
+    let migrate = stage.spawn(&[]);
+    stage.lab.host("a").wait_stopped(PATIENCE).expect("it comes to the effect");
+    stage.source.pause().expect("SIGSTOP");
+    let a = stage.lab.host("a");
+    a.kill9().expect("kill");
+    a.start().expect("restart");
+    let waits = |status: &Value| {
+        let said = status["error"].to_string();
+        said.contains("waits until the guest's QEMU answers") && status["state"] == "running"
+    };
+    a.wait_status(PATIENCE, waits).unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
+    stage.source.go_on().expect("SIGCONT");
+    let ended = a.wait_status(PATIENCE, |status| status["state"] == "failed");
+    let ended = ended.unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
+    assert!(ended["error"].to_string().contains("its state is paused, not inmigrate"), "{ended}");
+    Answer::of(migrate).expect("answer");
+    assert_back_home(&mut stage);
 }
 
 /// The target gives the images back, and the source's agent dies before it has done `step` of what

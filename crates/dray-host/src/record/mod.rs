@@ -186,6 +186,9 @@ pub struct ImageRecord {
     pub migration: Option<MigrationId>,
     /// Set while QEMU believes the disk is its own file.
     pub adopted: Option<Adopted>,
+    /// The QEMU that the image has come for, which has it still on its export as far as is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub came_for: Option<QemuProcess>,
     /// What a copy holds that was left behind; kept while a migration back makes the image of it.
     #[serde(default)]
     pub replica: Option<ReplicaNote>,
@@ -245,6 +248,7 @@ impl ImageRecord {
             epoch: Epoch(1),
             migration: None,
             adopted: None,
+            came_for: None,
             replica: None,
             flat: None,
             swap: None,

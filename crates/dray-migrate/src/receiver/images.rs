@@ -16,6 +16,7 @@ use dray_host::folder::intents::{IntentFile, Intents};
 use dray_host::folder::log::present_name;
 use dray_host::folder::present::PresentFile;
 use dray_host::lineage::ImageLineage;
+use dray_host::process::QemuProcess;
 use dray_host::record::{CopyState, ImageRecord};
 use dray_host::registry::{Entry, Registry};
 use dray_image::{Image, ImageFile, IntentLog, Journal};
@@ -401,12 +402,17 @@ impl TargetImages {
         Ok(())
     }
 
-    /// The migration no longer holds the images; those that QEMU has taken back (all, or those that are `given`)
+    /// The migration no longer holds the images, which have come for `vm`; those that QEMU has taken back (all, or those that are `given`)
     /// are forgotten, and those that have become a qcow2 removed.
     ///
     /// # Errors
     /// What the store reports.
-    pub fn let_go(&self, released: bool, given: &BTreeSet<usize>) -> io::Result<()> {
+    pub fn let_go(
+        &self,
+        released: bool,
+        given: &BTreeSet<usize>,
+        vm: Option<&QemuProcess>,
+    ) -> io::Result<()> {
         for open in self.bound() {
             if open.entry.record().swap.is_some_and(|swap| swap.done) {
                 // The raw image is of the past.
@@ -420,7 +426,9 @@ impl TargetImages {
             self.registry.hold_arrived(&open.entry);
             open.entry.disk.stop_tracking();
             // Last: until then all of it is done again.
-            self.registry.update(&open.entry, |record| record.migration = None)?;
+            self.registry.update(&open.entry, |record| {
+                (record.migration, record.came_for) = (None, vm.cloned());
+            })?;
         }
         self.written.close()
     }

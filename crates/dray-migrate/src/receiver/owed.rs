@@ -79,7 +79,8 @@ impl TargetLoop {
 
     /// The images belong to no migration any more, now or later.
     pub(super) fn let_go(&mut self) {
-        let done = self.images.let_go(self.released, &self.given);
+        let vm = self.slot.intent().qemu;
+        let done = self.images.let_go(self.released, &self.given, vm.as_ref());
         self.owed.let_go = done.is_err();
         self.owe("release its images from the migration", done);
     }

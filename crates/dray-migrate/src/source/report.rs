@@ -244,21 +244,7 @@ impl Report {
         let guest = self.slot.intent().vm.and_then(|vm| vm.facts);
         let qmp = guest.map(|guest| guest.qmp.display().to_string()).unwrap_or_default();
         let now = why.map(|why| not_started(&qmp, why));
-        if now == self.not_started {
-            return;
-        }
-        let before = std::mem::replace(&mut self.not_started, now.clone());
-        if let Some(now) = &now {
-            self.slot.board.notice(now.to_string());
-        }
-        self.slot.board.change(|shown| {
-            if before.is_some() && shown.error == before {
-                shown.error = None;
-            }
-            if now.is_some() {
-                shown.error = now;
-            }
-        });
+        self.slot.board.show_wait(&mut self.not_started, now);
     }
 
     /// A session begins. A target that waits for its guest says so in each.

@@ -57,6 +57,14 @@ pub struct Events {
     socket: PathBuf,
 }
 
+/// What has come already.
+enum Come {
+    Event(Event),
+    /// Some were dropped: nobody knows which.
+    Dropped,
+    No,
+}
+
 impl Events {
     /// The next event; an error when the connection is gone.
     pub async fn next(&mut self) -> Result<Event> {
@@ -73,18 +81,39 @@ impl Events {
         }
     }
 
-    /// Whether an event of this name is among those that have come and were not asked for yet. Also when some were
+    /// Whether one of these events is among those that have come and were not asked for yet. Also when some were
     /// dropped.
-    pub(crate) fn has_come(&mut self, name: &str) -> bool {
-        use broadcast::error::TryRecvError;
-        let Some(receiver) = &mut self.receiver else { return false };
+    pub(crate) fn has_come(&mut self, names: &[&str]) -> bool {
         loop {
-            match receiver.try_recv() {
-                Ok(event) if event.name == name => return true,
-                Ok(_) => {}
-                Err(TryRecvError::Lagged(_)) => return true,
-                Err(TryRecvError::Empty | TryRecvError::Closed) => return false,
+            match self.come() {
+                Come::Event(event) if names.contains(&event.name.as_str()) => return true,
+                Come::Event(_) => {}
+                Come::Dropped => return true,
+                Come::No => return false,
             }
+        }
+    }
+
+    /// The last of these events among those that have come and were not asked for yet.
+    pub(crate) fn last_come(&mut self, names: &[&str]) -> Option<Event> {
+        let mut last = None;
+        loop {
+            match self.come() {
+                Come::Event(event) if names.contains(&event.name.as_str()) => last = Some(event),
+                Come::Event(_) | Come::Dropped => {}
+                Come::No => return last,
+            }
+        }
+    }
+
+    /// The next event that has come already.
+    fn come(&mut self) -> Come {
+        use broadcast::error::TryRecvError;
+        let Some(receiver) = &mut self.receiver else { return Come::No };
+        match receiver.try_recv() {
+            Ok(event) => Come::Event(event),
+            Err(TryRecvError::Lagged(_)) => Come::Dropped,
+            Err(TryRecvError::Empty | TryRecvError::Closed) => Come::No,
         }
     }
 

@@ -178,10 +178,10 @@ async fn a_raw_disk_that_is_cut_off_finds_a_larger_export() {
             .expect("grow");
         drop(small);
         let large = NbdServer::start(&image, &socket);
-        resize::grown(&qmp, "disk0", 32 << 20).await.expect("told");
+        resize::grown(&qmp, &plan, &large.export(), 32 << 20).await.expect("told");
         assert_eq!(graph::disk(&qmp, "disk0").await.expect("disk").size(), 32 << 20);
-        resize::grown(&qmp, "disk0", 32 << 20).await.expect("a second time");
-        resize::grown(&qmp, "disk0", 64 << 20).await.expect_err("it is not as long");
+        resize::grown(&qmp, &plan, &large.export(), 32 << 20).await.expect("a second time");
+        resize::grown(&qmp, &plan, &large.export(), 64 << 20).await.expect_err("it is not as long");
         io(&vm, &qmp, "write -P 2 16M 16M").await;
         release(&qmp, &plan).await.expect("release");
         drop(large);
@@ -193,6 +193,40 @@ async fn a_raw_disk_that_is_cut_off_finds_a_larger_export() {
         let nodes = qmp.execute("query-named-block-nodes", json!({ "flat": true })).await;
         assert!(!nodes.expect("nodes").to_string().contains("dray-"), "nothing of dray's is left");
     }
+}
+
+/// A disk that somebody has put on another file is not made as long as the image: QEMU would cut that file.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_is_on_another_file_by_now_is_not_resized() {
+    if !tools::available(&[tools::QEMU]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let [image, other] = ["image.raw", "other.raw"].map(|name| dir.path().join(name));
+    for (path, len) in [(&image, 16 << 20), (&other, 64 << 20)] {
+        std::fs::File::create(path).expect("create").set_len(len).expect("size");
+    }
+    let file = format!("driver=file,node-name=storage,filename={}", image.display());
+    let builder = GuestVm::builder(dir.path(), "vm").memory_mib(32).bare().blockdev(file);
+    let builder = builder.blockdev("driver=raw,node-name=active,file=storage");
+    let vm = builder.disk("disk0", "active").start().expect("start");
+    let qmp = Qmp::connect(&vm.qmp_path()).await.expect("qmp");
+    let known = NodeOptions::of_process(qmp.pid().expect("pid")).expect("command line");
+    let disk = graph::disk(&qmp, "disk0").await.expect("disk");
+    let plan = LayerPlan::of_active(&disk, &known).expect("plan");
+    let server = NbdServer::start(&image, &dir.path().join("disk.nbd"));
+    adopt(&qmp, &plan, &server.export(), AdoptOptions::default()).await.expect("adopt");
+
+    let node = json!({ "driver": "file", "node-name": "other", "filename": other });
+    qmp.execute("blockdev-add", node).await.expect("add");
+    let options =
+        json!({ "options": [{ "driver": "raw", "node-name": "active", "file": "other" }] });
+    qmp.execute("blockdev-reopen", options).await.expect("reopen");
+    let told = resize::grown(&qmp, &plan, &server.export(), 32 << 20).await;
+    let why = told.expect_err("it is elsewhere");
+    assert_eq!(why.kind(), ErrorKind::Mismatch, "{why}");
+    assert!(why.to_string().contains("not on the export of image"), "{why}");
+    assert_eq!(size(&other), 64 << 20);
 }
 
 fn size(path: &Path) -> u64 {

@@ -1,6 +1,7 @@
 //! Tests with real QEMUs: disks come under an NBD server and go back, guests move, and monitors go wrong.
 
 mod adopt;
+mod asleep;
 mod cancelled;
 mod growing;
 mod iothread;

@@ -64,7 +64,7 @@ impl Bench {
     /// Tells the guest through a monitor that goes wrong; the commands that it takes.
     async fn run(self, slip: Slip) -> Vec<String> {
         let line = slip.connect(&self.vm.monitor(), &self.dir.path().join("proxy.qmp")).await;
-        let told = resize::grown(&line.qmp, "disk0", NEW).await;
+        let told = resize::grown(&line.qmp, &self.plan, &self.server.export(), NEW).await;
         let heard = line.end().await;
         let size = self.size().await;
         assert!([OLD, NEW].contains(&size), "{slip}: {size} bytes");
@@ -81,7 +81,7 @@ impl Bench {
 
     /// The same once more over a monitor that does as it is told, and then the disk leaves its export.
     async fn finish(self, slip: Slip) {
-        let again = resize::grown(&self.vm.own, "disk0", NEW).await;
+        let again = resize::grown(&self.vm.own, &self.plan, &self.server.export(), NEW).await;
         again.unwrap_or_else(|why| panic!("{slip}: and then: {why}"));
         assert_eq!(self.size().await, NEW, "{slip}");
         self.vm.io("write -P 3 31M 1M").await;

@@ -62,7 +62,7 @@ use dray_host::registry::{Entry, Registry};
 use dray_host::released::{FileId, Released};
 use dray_image::FileImage;
 use dray_qemu::bitmap::PREFIX;
-use dray_qemu::{ErrorKind as Kind, LayerPlan, NewBitmap, Qmp, held};
+use dray_qemu::{ErrorKind as Kind, LayerPlan, NbdExport, NewBitmap, Qmp, held};
 use serde::Deserialize;
 use std::fmt;
 use std::io;
@@ -268,7 +268,8 @@ pub async fn release(
     // No earlier: until QEMU takes its own, nothing keeps other programs away.
     entry.drop_locks();
     abort::step("ReleasePivot");
-    let released = pivot(qmp, plan, bitmap.as_ref(), entry, &leaving).await;
+    let export = taking::export(config, entry.record().name);
+    let released = pivot(qmp, (plan, &export), bitmap.as_ref(), entry, &leaving).await;
     if released.as_ref().is_err_and(NotReleased::is_undone) {
         stay(registry, entry, note.is_some(), watch.as_ref())?;
     }
@@ -373,13 +374,13 @@ async fn check_opened(
     opened.map_err(|why| dray_qemu::Error::new(Kind::Refused, why.to_string()))
 }
 
-/// Puts a disk on its file, unless the guest has to be told of a loss before.
+/// Puts a disk on its file, if it is on its `export`, and unless the guest has to be told of a loss before.
 ///
 /// # Errors
 /// What QEMU reports, or what the guest is still to be told; the disk is on dray.
 pub async fn pivot(
     qmp: &Qmp,
-    plan: &LayerPlan,
+    (plan, export): (&LayerPlan, &NbdExport),
     bitmap: Option<&NewBitmap>,
     entry: &Entry,
     leaving: &Leaving,
@@ -388,7 +389,11 @@ pub async fn pivot(
         let refused = |loss| dray_qemu::Error::with_source(Kind::Refused, "it stays", loss);
         leaving.check().map_err(refused)
     };
-    let opened = async || check_opened("the disk stays on dray", qmp, plan, entry).await;
+    let opened = async || {
+        check_opened("the disk stays on dray", qmp, plan, entry).await?;
+        // Others can have changed it until now.
+        export.check(qmp, plan).await
+    };
     match dray_qemu::release_tracked(qmp, plan, bitmap, opened, &may_pivot).await {
         Ok(released) => Ok(released),
         Err(why) if why.kind().is_unknown() => Err(NotReleased::Qemu(why)),

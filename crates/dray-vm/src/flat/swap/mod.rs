@@ -20,6 +20,7 @@ use crate::leaving::{Leaving, refuse_untold};
 use crate::look::process_of;
 use crate::own;
 use crate::released::note_made;
+use crate::released::taking::export;
 use dray_config::Config;
 use dray_host::abort;
 use dray_host::flat::Purpose;
@@ -28,7 +29,7 @@ use dray_host::refusals::random_id;
 use dray_host::registry::{Entry, Registry};
 use dray_image::{ImageNames, Quiesced};
 use dray_qemu::flatten::{self, On};
-use dray_qemu::{LayerPlan, Qmp, Stopped, status};
+use dray_qemu::{LayerPlan, Qmp, Stopped, Watched, status};
 use dray_types::{Epoch, ImageId};
 use serde::Deserialize;
 use std::io;
@@ -205,7 +206,11 @@ pub async fn make_qcow2(
     let made = match block_in_place(|| fresh.copy_most()) {
         Ok(()) => {
             abort::step("Qcow2Copied");
-            go_over(registry, qmp, entry, &fresh, flat.in_qcow2(&path)).await
+            let export = export(config, entry.record().name);
+            match flatten::check_export(qmp, flat, &export).await {
+                Ok(()) => go_over(registry, qmp, entry, &fresh, flat.in_qcow2(&path)).await,
+                Err(why) => Err(io::Error::other(why)),
+            }
         }
         Err(why) => Err(why),
     };
@@ -253,12 +258,12 @@ async fn go_over(
     fresh: &Fresh,
     plan: LayerPlan,
 ) -> io::Result<()> {
-    let running = status::status(qmp).await.map_err(io::Error::other)?.running;
+    let guest = Watched::begin(qmp).await.map_err(io::Error::other)?;
     // Until the guest goes on, wherever it is then.
     let leaving = Leaving::begin(entry)?;
-    let mut swap = begin_swap(registry, qmp, entry, &plan, running)?;
+    let mut swap = begin_swap(registry, qmp, entry, &plan, guest.running())?;
     let began = Instant::now();
-    let stopped = stop_equal(qmp, entry, fresh, running, &leaving).await;
+    let stopped = stop_equal(qmp, entry, fresh, (guest, &mut swap.running), &leaving).await;
     let (stopped, quiet) = match stopped {
         Ok(stopped) => stopped,
         // It has no name, so QEMU has not seen it.
@@ -436,15 +441,16 @@ pub async fn settle_swap(
 
 /// Stops the guest and copies the rest, unless the guest is to be told that some of it may be lost. The
 /// qcow2 then has its name, and nobody can write to the raw
-/// image until what is returned is dropped.
+/// image until what is returned is dropped. `running`: whether the guest is to go on afterwards.
 async fn stop_equal(
     qmp: &Qmp,
     entry: &Entry,
     fresh: &Fresh,
-    running: bool,
+    (guest, running): (Watched, &mut bool),
     leaving: &Leaving,
 ) -> io::Result<(Stopped, Quiesced)> {
-    let stopped = Stopped::begin(qmp, running).await.map_err(io::Error::other)?;
+    let stopped = guest.stop(qmp).await.map_err(io::Error::other)?;
+    *running = stopped.was_running();
     abort::step("Qcow2Stopped");
     block_in_place(|| {
         let quiet = entry.disk.quiesce(QUIET).map_err(io::Error::other)?;

@@ -14,7 +14,7 @@ use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_image::Quiesced;
 use dray_qemu::flatten::{self, On};
-use dray_qemu::{LayerPlan, Qmp, Stopped};
+use dray_qemu::{LayerPlan, Qmp, Stopped, Watched};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,7 +56,8 @@ impl FlatDisks<'_> {
         })
     }
 
-    /// Puts a disk of a chain that is [added](Self::add_flat) on its overlay. On failure the guest is on its chain, and
+    /// Puts a disk of a chain that is [added](Self::add_flat) on its overlay. `guest`: what the record of the chain says
+    /// of whether it runs. On failure the guest is on its chain, and
     /// nothing is left behind, unless the chain cannot be put back: then the disk stays with dray.
     ///
     /// # Errors
@@ -66,14 +67,17 @@ impl FlatDisks<'_> {
         what: &str,
         qmp: &Qmp,
         entry: &Entry,
-        running: bool,
+        guest: Watched,
     ) -> ApiResult<()> {
         let failed = |why: dray_qemu::Error| qemu_error(what, &why);
+        let ran = guest.running();
         let layers = layers_of(&entry.record()).map_err(|why| io_error(what, why))?;
         let _taking = entry.flat.as_ref().map(Flat::take);
         // What somebody else writes before its disk is there is lost if that comes to nothing.
         others::hold_all_back(entry);
-        let stopped = Stopped::begin(qmp, running).await.map_err(failed);
+        abort::before(|| vec!["FlattenStops".to_owned()]);
+        let stopped = guest.stop(qmp).await.map_err(failed);
+        let running = stopped.as_ref().map_or(ran, Stopped::was_running);
         let mut held = None;
         let turned = match &stopped {
             Ok(stopped) => self.turn_away(what, qmp, entry, &layers, (stopped, &mut held)).await,

@@ -9,6 +9,7 @@ use crate::flat::merge::{merge_most, merge_rest};
 use crate::flat::{QUIET, held_back, layers_of, names_of};
 use crate::leaving::{Leaving, refuse_untold, take_note};
 use crate::qemu_error;
+use crate::released::taking::export;
 use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
 use dray_host::abort;
 use dray_host::flat::Flat;
@@ -18,7 +19,7 @@ use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_image::Quiesced;
 use dray_qemu::flatten::{self, On};
-use dray_qemu::{LayerPlan, Qmp, Stopped, status};
+use dray_qemu::{LayerPlan, Qmp, Watched};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -57,7 +58,11 @@ impl FlatDisks<'_> {
         let layers = layers_of(&record).map_err(|why| io_error(&what, why))?;
         self.merge_ahead(&what, entry, flat)?;
         abort::before(|| vec!["HomeMerged".to_owned()]);
-        let running = status::status(qmp).await.map_err(|why| qemu_error(&what, &why))?.running;
+        let export = export(self.config, record.name.clone());
+        let on_export = flatten::check_export(qmp, &layers[0], &export).await;
+        on_export.map_err(|why| qemu_error(&what, &why))?;
+        let guest = Watched::begin(qmp).await.map_err(|why| qemu_error(&what, &why))?;
+        let mut running = guest.running();
         let began = Instant::now();
         // Until the guest goes on, wherever it is then.
         let leaving = Leaving::begin(entry).map_err(|loss| {
@@ -65,8 +70,8 @@ impl FlatDisks<'_> {
             loss.refused(&what)
         })?;
         let mut quiet = None;
-        let home =
-            self.turn_home(&what, qmp, entry, &layers, (running, &leaving, &mut quiet)).await;
+        let told = (&leaving, &mut running, &mut quiet);
+        let home = self.turn_home(&what, qmp, entry, &layers, guest, told).await;
         let on = match &home {
             Ok(()) => Ok(On::Chain),
             Err(_) => self.stay(qmp, entry, &layers).await,
@@ -99,21 +104,23 @@ impl FlatDisks<'_> {
     }
 
     /// Stops the guest, merges the rest and puts the disk on its chain. From the moment at which it may be there its
-    /// writes are held back by what is left in `held`.
+    /// writes are held back by what is left in `held`. `running`: whether it is to go on afterwards.
     async fn turn_home(
         &self,
         what: &str,
         qmp: &Qmp,
         entry: &Entry,
         layers: &[LayerPlan],
-        (running, leaving, held): (bool, &Leaving, &mut Option<Quiesced>),
+        guest: Watched,
+        (leaving, running, held): (&Leaving, &mut bool, &mut Option<Quiesced>),
     ) -> ApiResult<()> {
         let failed = |why: dray_qemu::Error| qemu_error(what, &why);
-        let turn = Some(Turn { home: true, running, done: false });
+        let turn = Some(Turn { home: true, running: *running, done: false });
         let io = |why| io_error(what, why);
         block_in_place(|| self.hold_peeks(entry));
         self.set_turn(entry, NameKind::Chain, turn).map_err(io)?;
-        let stopped = Stopped::begin(qmp, running).await.map_err(failed)?;
+        let stopped = guest.stop(qmp).await.map_err(failed)?;
+        *running = stopped.was_running();
         abort::before(|| vec!["HomeStopped".to_owned()]);
         let quiet =
             block_in_place(|| entry.disk.quiesce(QUIET)).map_err(|why| io_error(what, why))?;
@@ -124,8 +131,9 @@ impl FlatDisks<'_> {
         abort::before(|| vec!["HomeNamed".to_owned()]);
         // A guest that is let go on before the pivot writes to the overlay, once the chain is hidden.
         let give_up = || block_in_place(|| self.hide_chain(entry)).is_ok();
-        // Its reads would wait for the chain, and the exchange for them.
-        if let Err(why) = stopped.check_now(qmp).await {
+        // Its reads would wait for the chain, and the exchange for them. QEMU may wait for its writes before it answers.
+        let still = held_back(stopped.check_now(qmp), &stopped, held, give_up).await;
+        if let Err(why) = still {
             held.take_if(|_| give_up());
             return Err(failed(why));
         }
