@@ -165,7 +165,8 @@ mod tests {
             let nbd_socket = Path::new(SOCKET);
             let expected =
                 |arrived| Expected { plans: &plans, images: &images, nbd_socket, arrived };
-            let said = [false, true].map(|arrived| expected(arrived).check(std::slice::from_ref(&disk)));
+            let said =
+                [false, true].map(|arrived| expected(arrived).check(std::slice::from_ref(&disk)));
             said.map(|said| said.err().map(|why| why.to_string()))
         };
         assert_eq!(check("raw", &on("root")), [None, None]);
