@@ -116,7 +116,7 @@ impl MoveState {
 /// One migration of a batch.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MoveStatus {
-    /// The VM's name, its QMP socket while nobody knows a name, or the images' names.
+    /// The VM's name, that of its QMP socket while it is not known, or the images' names.
     pub name: String,
     /// The VM or the images that the migration moves.
     pub subject: Subject,

@@ -75,13 +75,20 @@ pub struct Predicted {
     pub added_latency_ms: f64,
     /// Bytes a second that were reckoned with, or that were sent on the mean.
     pub link: u64,
+    /// Where the rate is from that was reckoned with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link_from: Option<LinkFrom>,
     /// Goals that it will miss, or has missed, in words.
     pub missed: Vec<String>,
 }
 
 impl Predicted {
     /// The planner's prediction as it is shown.
-    pub fn new(prediction: &Prediction, link: f64, missed: Vec<String>) -> Self {
+    pub fn new(
+        prediction: &Prediction,
+        (link, from): (f64, LinkFrom),
+        missed: Vec<String>,
+    ) -> Self {
         Self {
             total_seconds: prediction.total,
             handover_seconds: prediction.handover,
@@ -92,6 +99,7 @@ impl Predicted {
             remote_reads: prediction.remote_reads as u64,
             added_latency_ms: prediction.added_latency * 1e3,
             link: link as u64,
+            link_from: Some(from),
             missed,
         }
     }

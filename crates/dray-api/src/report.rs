@@ -127,6 +127,30 @@ pub(super) fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
+/// How long each phase of a migration took, in seconds. All but the last make up the total.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct PhaseSeconds {
+    /// Checks, and the prediction.
+    pub prepare: f64,
+    /// All that was to be copied was copied once.
+    pub copy: f64,
+    /// What the guest wrote meanwhile, and its memory.
+    pub sync: f64,
+    /// The guest stood still; without a VM, the images did.
+    pub handover: f64,
+    /// The target fetched what it missed.
+    pub backfill: f64,
+    /// Since then: the target was compared (`verify`), and QEMU took the disks back.
+    pub after: f64,
+}
+
+impl PhaseSeconds {
+    /// From the start until the source was no longer needed.
+    pub fn total(&self) -> f64 {
+        self.prepare + self.copy + self.sync + self.handover + self.backfill
+    }
+}
+
 /// The one object in which `dray migrate --json` ends.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Summary {
@@ -151,6 +175,8 @@ pub struct Summary {
     pub ended_unix_ms: u64,
     /// From the start until the source was no longer needed.
     pub total_seconds: f64,
+    /// How long each phase took.
+    pub phase_seconds: PhaseSeconds,
     /// How long the guest stood still; unknown (null) when the source's agent was restarted before
     /// it had seen the end of it.
     pub downtime_ms: Option<Downtime>,

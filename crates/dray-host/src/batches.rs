@@ -3,6 +3,7 @@
 
 use dray_api::{ErrorKind, Migrate, MoveState, Refusal, Subject, Summary};
 use dray_files::StatePath;
+use dray_types::text::name_of_socket;
 use dray_types::{BatchId, BitRate, MigrationId};
 use serde::{Deserialize, Serialize};
 
@@ -50,10 +51,12 @@ pub struct MoveRecord {
 }
 
 impl MoveRecord {
-    /// One whose turn has not come.
-    pub fn new(command: Migrate) -> Self {
+    /// One whose turn has not come. `vm`: what its VM is called, if that is known.
+    pub fn new(command: Migrate, vm: Option<String>) -> Self {
         let name = match &command.subject {
-            Subject::Vm { qmp } => qmp.display().to_string(),
+            Subject::Vm { qmp } => {
+                vm.or_else(|| name_of_socket(qmp)).unwrap_or_else(|| qmp.display().to_string())
+            }
             Subject::Images { names } => names.join(", "),
         };
         Self {
@@ -112,12 +115,20 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    #[test]
+    fn a_vm_is_called_as_it_is_known() {
+        let command = json!({"subject": {"vm": {"qmp": "/run/vms/web.qmp"}}, "to": "hostb"});
+        let command: Migrate = serde_json::from_value(command).unwrap();
+        assert_eq!(MoveRecord::new(command.clone(), None).name, "web");
+        assert_eq!(MoveRecord::new(command, Some("shop".into())).name, "shop");
+    }
+
     fn image(name: &str, seconds: Option<f64>) -> MoveRecord {
         let command = json!({"subject": {"images": {"names": [name]}}, "to": "hostb"});
         let predicted_seconds = seconds;
         MoveRecord {
             predicted_seconds,
-            ..MoveRecord::new(serde_json::from_value(command).unwrap())
+            ..MoveRecord::new(serde_json::from_value(command).unwrap(), None)
         }
     }
 

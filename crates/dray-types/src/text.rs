@@ -6,6 +6,7 @@
 use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use std::fmt;
+use std::path::Path;
 
 /// Longest text of others, in bytes: some ten lines of a terminal.
 pub const MAX_TEXT: usize = 1024;
@@ -13,6 +14,11 @@ pub const MAX_TEXT: usize = 1024;
 pub const MAX_TEXTS: usize = 1024;
 /// What a text ends in that was cut.
 const CUT: &str = "…";
+
+/// What a VM is called that was started without a name: as its QMP socket.
+pub fn name_of_socket(socket: &Path) -> Option<String> {
+    socket.file_stem().map(|stem| harmless(stem.to_string_lossy()))
+}
 
 /// The text as it may be shown: on one line, of at most [`MAX_TEXT`] bytes, and nothing in it that a terminal
 /// obeys or that hides the rest. Names pass unchanged; one that does not names nothing.
@@ -149,6 +155,14 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Few<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_vm_without_a_name_is_called_as_its_socket() {
+        let name = |path: &str| name_of_socket(Path::new(path));
+        assert_eq!(name("/run/vm1.qmp").as_deref(), Some("vm1"));
+        assert_eq!(name("/run/web.server.sock").as_deref(), Some("web.server"));
+        assert_eq!(name("/"), None);
+    }
 
     #[test]
     fn what_a_terminal_obeys_or_hides_is_replaced() {

@@ -10,7 +10,7 @@ use dray_files::unix_ms;
 use dray_host::process::{QemuProcess, has_walls};
 use dray_host::registry::{Process, Registry};
 use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, options_of_part, status};
-use dray_types::text::harmless;
+use dray_types::text::name_of_socket;
 use serde_json::{Map, Value, json};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -278,11 +278,6 @@ impl Picture {
     }
 }
 
-/// What a VM is called that was started without a name.
-fn name_of_socket(socket: &Path) -> Option<String> {
-    socket.file_stem().map(|stem| harmless(stem.to_string_lossy()))
-}
-
 /// Refuses a disk that is not what the VM says it is.
 async fn check(
     disk: &VmDisk,
@@ -459,14 +454,6 @@ fn reconnects(layer: &Layer, plan: &LayerPlan, known: &NodeOptions) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_vm_without_a_name_is_called_as_its_socket() {
-        let name = |path: &str| name_of_socket(Path::new(path));
-        assert_eq!(name("/run/vm1.qmp").as_deref(), Some("vm1"));
-        assert_eq!(name("/run/web.server.sock").as_deref(), Some("web.server"));
-        assert_eq!(name("/"), None);
-    }
 
     #[test]
     fn only_exports_of_this_agent_are_resident() {

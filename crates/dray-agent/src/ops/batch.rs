@@ -65,6 +65,13 @@ impl Agent {
         Ok(())
     }
 
+    /// One that is to begin later, by the name of its VM if it was prepared.
+    fn move_of(&self, command: Migrate) -> MoveRecord {
+        let prepared = self.prepared(&command).ok().flatten();
+        let name = prepared.and_then(|slot| slot.intent().vm?.name);
+        MoveRecord::new(command, name)
+    }
+
     fn begin_batch(self: &Arc<Self>, command: Batch) -> ApiResult<BatchStatus> {
         let record = BatchRecord {
             batch: BatchId(random_id()?),
@@ -74,7 +81,7 @@ impl Agent {
             budget: command.budget,
             ordered: command.in_order,
             cancelled: false,
-            moves: command.moves.into_iter().map(MoveRecord::new).collect(),
+            moves: command.moves.into_iter().map(|one| self.move_of(one)).collect(),
         };
         let run = self.batches.add(&self.store.batches(), record);
         let run = run.map_err(|why| io_error(WHAT, why))?;

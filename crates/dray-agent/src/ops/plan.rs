@@ -5,7 +5,9 @@ use super::migrate::{MAX_DOWNTIME_MS, guest_memory};
 use super::survey::Survey;
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
-use dray_api::{ApiResult, Plan, Planned, PlannedStrategy, Predicted, Prepare, TargetFormat};
+use dray_api::{
+    ApiResult, LinkFrom, Plan, Planned, PlannedStrategy, Predicted, Prepare, TargetFormat,
+};
 use dray_engine::plan::{self, Goals, Load};
 use dray_host::folder::intent::{Conditions, SourceImage};
 use dray_host::refusals::io_error;
@@ -106,7 +108,7 @@ impl Agent {
             images: planned,
             indexed: survey.indexed,
             silent: survey.silent,
-            strategies: strategies(&load, command, &whole, link),
+            strategies: strategies(&load, command, &whole, (link, link_from)),
         })
     }
 
@@ -134,13 +136,13 @@ fn strategies(
     load: &Load,
     command: &Plan,
     whole: &[BlockRange],
-    link: f64,
+    link: (f64, LinkFrom),
 ) -> Vec<PlannedStrategy> {
     let goals = Goals {
         max_downtime: Some(command.max_downtime_ms.unwrap_or(MAX_DOWNTIME_MS) as f64 / 1e3),
         max_added_latency: command.max_added_latency_ms.map(|ms| ms / 1e3),
         deadline: command.deadline_ms.map(|ms| ms as f64 / 1e3),
-        bandwidth: Some(link),
+        bandwidth: Some(link.0),
     };
     let one = |strategy: Strategy| {
         let predicted = if strategy.traits().choice == Choice::Planned {

@@ -5,6 +5,7 @@ use crate::client::Client;
 use crate::output::Output;
 use crate::progress::backup::follow;
 use crate::show::backup::verified;
+use crate::show::units::counted;
 use dray_api::{ApiResult, BackupVerify, ErrorKind, Refusal};
 use std::process::ExitCode;
 
@@ -36,13 +37,23 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         read_data: args.read_data,
     };
     let found = follow(client, command, output).await?;
-    if let Some(first) = found.damaged.first() {
-        found.damaged.iter().for_each(|fault| output.note(fault));
-        let which = at.map_or("the repository".to_owned(), |at| format!("repository '{at}'"));
-        let what = format!("{} faults in {which}", found.damaged.len());
-        return Err(Refusal::new(ErrorKind::Verification, what, first)
-            .hint("restore from the backups that are not listed above"));
+    let which = at.map_or("the repository".to_owned(), |at| format!("repository '{at}'"));
+    let what = format!("{} in {which}", counted(found.damaged.len() as u64, "fault"));
+    let fault = |why: &str| Refusal::new(ErrorKind::Verification, what, why);
+    match found.damaged.as_slice() {
+        [] => {
+            output.result(&found, verified);
+            Ok(ExitCode::SUCCESS)
+        }
+        [one] => Err(fault(one).hint("restore from another backup")),
+        several => {
+            if output.json {
+                output.json_line(&found);
+            } else {
+                several.iter().for_each(|fault| output.text(fault));
+            }
+            Err(fault("they are listed above")
+                .hint("restore from the backups that are not listed above"))
+        }
     }
-    output.result(&found, verified);
-    Ok(ExitCode::SUCCESS)
 }

@@ -3,7 +3,7 @@
 
 use super::{Display, End};
 use crate::show::style::Style;
-use crate::show::units::{bytes, seconds};
+use crate::show::units::{bytes, millis, seconds};
 use crate::show::words;
 use dray_api::{Event, Phase, Progress};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -28,8 +28,8 @@ pub struct Bars {
     heard: Instant,
     /// When the present phase began, in seconds since the migration's start.
     phase_began: f64,
-    /// Bytes that had been moved when it began.
-    moved_before: u64,
+    /// Bytes that had been sent when it began.
+    sent_before: u64,
 }
 
 /// A style from a template that is part of this file; a wrong one shows as a plain bar.
@@ -69,7 +69,7 @@ impl Bars {
             last: None,
             heard: Instant::now(),
             phase_began: 0.0,
-            moved_before: 0,
+            sent_before: 0,
         }
     }
 
@@ -78,25 +78,45 @@ impl Bars {
         let _ = self.area.println(line);
     }
 
-    /// The line that a finished phase leaves behind, with its mark. By now the migration has moved so many bytes.
-    fn close_phase(&mut self, now: f64, moved: u64, mark: &str) {
-        let Some(last) = &self.last else { return };
-        let took = seconds(now - self.phase_began);
-        let mut line = format!("{} {:<NAME_WIDTH$} {:>8}", mark, last.phase.to_string(), took);
-        if matches!(last.phase, Phase::Copy | Phase::Backfill) {
-            let by_it = moved.saturating_sub(self.moved_before);
-            line += &format!("  {}", self.style.dim(&bytes(by_it)));
+    /// The present phase has ended, at `now`. By then so many bytes were sent.
+    fn close_phase(&mut self, now: f64, sent: u64, mark: &str) {
+        let Some(phase) = self.last.as_ref().map(|last| last.phase) else { return };
+        // Nothing is done in it.
+        if phase != Phase::Ended {
+            self.say_ended(phase, now - self.phase_began, sent - self.sent_before.min(sent), mark);
         }
-        self.moved_before = moved;
+        (self.phase_began, self.sent_before) = (now, sent);
+    }
+
+    /// The line that a finished phase leaves behind.
+    fn say_ended(&self, phase: Phase, took: f64, sent: u64, mark: &str) {
+        let mut line = format!("{mark} {:<NAME_WIDTH$} {:>8}", phase.to_string(), seconds(took));
+        if sent > 0 {
+            line += &format!("  {}", self.style.dim(&format!("{} sent", bytes(sent))));
+        }
         self.above(&line);
-        self.phase_began = now;
+    }
+
+    /// The phase before the present one has ended. The handover is too short to be seen: what was measured of it is
+    /// known after it.
+    fn enter(&mut self, before: Phase, progress: &Progress) {
+        let (now, sent, good) =
+            (progress.elapsed_seconds, progress.wire_bytes, self.style.good("✓"));
+        let missed = before < Phase::Handover && progress.phase > Phase::Handover;
+        let still = progress.downtime_ms.filter(|_| missed && progress.phase < Phase::Ended);
+        let still = still.map_or(0.0, |ms| (ms / 1e3).min(now - self.phase_began));
+        self.close_phase(now - still, sent, &good);
+        if still > 0.0 {
+            let line = format!("{good} {:<NAME_WIDTH$} {:>8}", "handover", millis(still * 1e3));
+            self.above(&line);
+            self.phase_began = now;
+        }
     }
 
     fn show(&mut self, progress: &Progress) {
-        let changed = self.last.as_ref().is_some_and(|last| last.phase != progress.phase);
-        if changed {
-            let (now, moved) = (progress.elapsed_seconds, progress.total.bytes_done);
-            self.close_phase(now, moved, &self.style.good("✓"));
+        let before = self.last.as_ref().map(|last| last.phase);
+        if let Some(before) = before.filter(|&before| before != progress.phase) {
+            self.enter(before, progress);
         }
         let total = &progress.total;
         self.total.set_prefix(progress.phase.to_string());
@@ -149,11 +169,11 @@ impl Display for Bars {
 
     fn end(&mut self, how: End) {
         let since = self.heard.elapsed().as_secs_f64();
-        let last = self.last.as_ref().map(|last| (last.elapsed_seconds, last.total.bytes_done));
-        let (now, moved) = last.map_or((0.0, 0), |(then, moved)| (then + since, moved));
+        let last = self.last.as_ref().map(|last| (last.elapsed_seconds, last.wire_bytes));
+        let (now, sent) = last.map_or((0.0, 0), |(then, sent)| (then + since, sent));
         match how {
-            End::Complete => self.close_phase(now, moved, &self.style.good("✓")),
-            End::Failed => self.close_phase(now, moved, &self.style.bad("✗")),
+            End::Complete => self.close_phase(now, sent, &self.style.good("✓")),
+            End::Failed => self.close_phase(now, sent, &self.style.bad("✗")),
             End::Left => {}
         }
         for bar in self.images.iter().chain([&self.total, &self.details]) {

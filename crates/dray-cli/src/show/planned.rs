@@ -62,9 +62,9 @@ pub fn planned(plan: &Planned, style: Style) -> String {
         bytes(plan.memory),
         rate(plan.link),
         match plan.link_from {
-            LinkFrom::Limit => "the limit",
-            LinkFrom::Measured => "as measured last",
-            LinkFrom::Assumed => "assumed",
+            LinkFrom::Limit => "the limit".to_owned(),
+            LinkFrom::Measured => "as measured last".to_owned(),
+            LinkFrom::Assumed => format!("assumed; `dray peers {} --probe` measures it", plan.to),
         },
         millis(plan.rtt_ms),
         written(plan, style),

@@ -2,9 +2,10 @@
 
 use super::style::Style;
 use super::table::fields;
-use super::units::{bytes, count, counted, millis, seconds};
+use super::units::{bytes, count, counted, millis, rate, seconds};
 use dray_api::{
-    Compared, Downtime, Ending, ImageSummary, Predicted, Provided, Summary, Verified, WireBytes,
+    Compared, Downtime, Ending, ImageSummary, LinkFrom, PhaseSeconds, Predicted, Provided, Summary,
+    Verified, WireBytes,
 };
 
 /// A label and what stands beside it.
@@ -15,7 +16,7 @@ const DOT: &str = " · ";
 
 /// The summary of a migration; with `detail` also each image.
 pub fn summary(summary: &Summary, detail: bool, style: Style) -> String {
-    let mut lines = Vec::new();
+    let mut lines = times(summary, style);
     lines.extend(downtime(summary.downtime_ms.as_ref(), style));
     lines.extend(wire(&summary.wire_bytes, style));
     lines.extend(guest_data(summary, style));
@@ -80,6 +81,47 @@ fn headline(summary: &Summary, style: Style) -> String {
             format!("{} {}", style.bad("✗"), style.bold(&text))
         }
     }
+}
+
+/// The total and its phases, and what was done after it.
+fn times(summary: &Summary, style: Style) -> Vec<Labelled> {
+    let phases = &summary.phase_seconds;
+    let mut lines = total_and_parts("time", &seconds(phases.total()), &parts_of(phases), style);
+    if phases.after >= 0.05 {
+        let what = match summary.verified {
+            Verified::NotAsked => "release",
+            _ => "verify, release",
+        };
+        lines.extend(total_and_parts("afterwards", &seconds(phases.after), &[what.into()], style));
+    }
+    lines
+}
+
+/// Seconds of each phase, rounded so that they add up to the rounded total. Those that round to nothing are left
+/// out, but for the handover.
+fn parts_of(phases: &PhaseSeconds) -> Vec<String> {
+    let (unit, digits) = if phases.total() < 60.0 { (10.0, 1) } else { (1.0, 0) };
+    let named = [
+        ("prepare", phases.prepare),
+        ("copy", phases.copy),
+        ("sync", phases.sync),
+        ("handover", phases.handover),
+        ("backfill", phases.backfill),
+    ];
+    let (mut exact, mut shown) = (0.0, 0.0);
+    let parts = named.map(|(name, took)| {
+        exact += took;
+        let until = f64::round(exact * unit) / unit;
+        let part = until - std::mem::replace(&mut shown, until);
+        match part * unit >= 0.5 {
+            true => Some(format!("{name} {part:.digits$}")),
+            false if name == "handover" && took > 0.0 => {
+                Some(format!("{name} {}", millis(took * 1e3)))
+            }
+            false => None,
+        }
+    });
+    parts.into_iter().flatten().collect()
 }
 
 fn downtime(downtime: Option<&Downtime>, style: Style) -> Vec<Labelled> {
@@ -166,7 +208,9 @@ fn predicted(summary: &Summary, style: Style) -> Vec<Labelled> {
         let sent = format!("{} sent", bytes(of.bytes));
         let twice = format!("{} twice", bytes(of.bytes_twice));
         let reads = counted(of.remote_reads, "remote read");
-        [format!("downtime {}", millis(of.downtime_ms)), sent, twice, reads]
+        let assumed = if of.link_from == Some(LinkFrom::Assumed) { ", assumed" } else { "" };
+        let link = format!("at {}{assumed}", rate(of.link));
+        [format!("downtime {}", millis(of.downtime_ms)), sent, twice, reads, link]
     };
     let line = |label, of: &Predicted| {
         total_and_parts(label, &seconds(of.total_seconds), &parts(of), style)
@@ -259,6 +303,25 @@ fn total_and_parts(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_phases_that_are_shown_add_up() {
+        let mut phases = PhaseSeconds {
+            prepare: 0.04,
+            copy: 1.84,
+            sync: 0.04,
+            handover: 0.08,
+            backfill: 0.04,
+            after: 9.0,
+        };
+        let shown = ["copy 1.9", "handover 0.1"];
+        assert_eq!(parts_of(&phases), shown);
+        phases.handover = 0.01;
+        assert_eq!(parts_of(&phases), ["copy 1.9", "handover 10.0 ms", "backfill 0.1"]);
+        (phases.copy, phases.handover) = (100.4, 0.08);
+        let shown = ["copy 100", "handover 1"];
+        assert_eq!(parts_of(&phases), shown);
+    }
 
     #[test]
     fn a_qcow2_that_was_asked_for_is_told_of() {

@@ -39,6 +39,22 @@ fn every_kind_of_error_has_its_exit_code() {
 }
 
 #[test]
+fn each_fault_of_a_repository_is_printed_once() {
+    let fake = Fake::start();
+    let fault = |nth| format!("vm1-root generation {nth}: piece 7: it is gone");
+    let one = fake.run(&["verify", "damaged"]);
+    let said = format!("dray: 1 fault in repository 'damaged': {}\n", fault(3));
+    assert_eq!((one.code, &one.out[..]), (13, ""));
+    assert_eq!(one.err, said + "hint: restore from another backup\n");
+    let two = fake.run(&["verify", "lost"]);
+    assert_eq!((two.code, two.out), (13, format!("{}\n{}\n", fault(3), fault(4))));
+    assert!(two.err.starts_with("dray: 2 faults in repository 'lost': they are listed above\n"));
+    let json = fake.run(&["--json", "verify", "lost"]);
+    let all: Value = serde_json::from_str(json.out.lines().next().unwrap()).unwrap();
+    assert_eq!(all["damaged"], serde_json::json!([fault(3), fault(4)]));
+}
+
+#[test]
 fn with_json_the_last_line_is_the_error() {
     let fake = Fake::start();
     for (kind, result) in [("peer", "failed"), ("cancelled", "cancelled")] {

@@ -3,7 +3,7 @@
 
 use super::SourceLoop;
 use crate::forecast::{self, Content};
-use dray_api::Predicted;
+use dray_api::{LinkFrom, Predicted};
 use dray_engine::plan::{self, Load};
 use dray_engine::{Phase, SourceEvent, Tuning};
 use dray_host::folder::intent::Options;
@@ -70,7 +70,7 @@ impl SourceLoop {
         self.foretell(Predicted::new(&prediction, link, goals.missed_by(&prediction)));
     }
 
-    fn load(&mut self, options: &Options) -> (Load, f64) {
+    fn load(&mut self, options: &Options) -> (Load, (f64, LinkFrom)) {
         // What the guest has done up to now is counted too.
         let _ = self.images.heats().count();
         let moved = self.images.moved();
@@ -83,7 +83,7 @@ impl SourceLoop {
             self.report.begins_with(at_target.collect());
         }
         let load = forecast::load(&moved, contents, &options.conditions, options.bandwidth);
-        let link = load.link;
+        let link = forecast::link(&options.conditions, options.bandwidth);
         (load, link)
     }
 

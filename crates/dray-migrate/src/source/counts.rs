@@ -3,7 +3,7 @@
 //! most.
 
 use super::Slowed;
-use dray_api::{Downtime, Predicted};
+use dray_api::{Downtime, PhaseSeconds, Predicted};
 use dray_files::StatePath;
 use dray_net::NetTotals;
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub enum Mark {
     /// `migrate` was asked for.
     Started,
+    /// The first block was to be copied.
+    Copying,
+    /// All that was to be copied was copied once.
+    Syncing,
     /// The guest stopped at the source.
     Stopped,
     /// Handover began.
@@ -32,7 +36,7 @@ pub enum Mark {
 }
 
 /// Number of marks.
-const MARKS: usize = 8;
+const MARKS: usize = 10;
 
 /// How far the guest's memory is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -158,8 +162,7 @@ impl Counts {
     /// between, so that nobody saw the end.
     pub fn downtime(&self, vm_runs: bool) -> Option<Downtime> {
         let ms = |from, to| self.between(from, to).map(|seconds| seconds * 1e3);
-        let first = if self.has(Mark::Stopped) { Mark::Stopped } else { Mark::Begin };
-        let last = if vm_runs { Mark::Running } else { Mark::Serving };
+        let (first, last) = self.still(vm_runs);
         Some(Downtime {
             total: ms(first, last)?,
             memory: ms(Mark::Stopped, Mark::Begin).unwrap_or(0.0),
@@ -168,6 +171,34 @@ impl Counts {
             commit: ms(Mark::Asked, Mark::Serving)?,
             resume: if vm_runs { ms(Mark::Serving, Mark::Running)? } else { 0.0 },
         })
+    }
+}
+
+impl Counts {
+    /// How long each phase took, `now` that all is over. A phase of which no process saw the beginning counts as a
+    /// part of the one after it.
+    pub fn phases(&self, vm_runs: bool, now: u64) -> PhaseSeconds {
+        let (first, last) = self.still(vm_runs);
+        let mut at = self.at(Mark::Started).unwrap_or(now);
+        let mut until = |end: Option<u64>| {
+            let end = end.unwrap_or(at).max(at);
+            let took = end - std::mem::replace(&mut at, end);
+            took as f64 / 1e6
+        };
+        PhaseSeconds {
+            prepare: until(self.at(Mark::Copying)),
+            copy: until(self.at(Mark::Syncing)),
+            sync: until(self.at(first)),
+            handover: until(self.at(last)),
+            backfill: until(self.at(Mark::Done)),
+            after: until(Some(now)),
+        }
+    }
+
+    /// The moments between which the guest stood still.
+    fn still(&self, vm_runs: bool) -> (Mark, Mark) {
+        let first = if self.has(Mark::Stopped) { Mark::Stopped } else { Mark::Begin };
+        (first, if vm_runs { Mark::Running } else { Mark::Serving })
     }
 }
 
@@ -194,6 +225,36 @@ impl WallClock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_phases_add_up_to_the_total() {
+        let mut counts = Counts::default();
+        assert_eq!(counts.phases(true, 7), PhaseSeconds::default());
+        let marks = [Mark::Started, Mark::Copying, Mark::Syncing, Mark::Begin, Mark::Serving];
+        marks
+            .into_iter()
+            .zip([0, 1, 5, 7, 10])
+            .for_each(|(mark, at)| counts.mark(mark, at * 500_000));
+        counts.mark(Mark::Done, 4_000_000);
+        let mut expected = PhaseSeconds {
+            prepare: 0.5,
+            copy: 2.0,
+            sync: 1.0,
+            handover: 1.5,
+            backfill: 0.0,
+            after: 1.0,
+        };
+        assert_eq!(counts.phases(false, 6_000_000), expected, "it served when all was there");
+        counts.mark(Mark::Stopped, 3_000_000);
+        counts.mark(Mark::Running, 4_500_000);
+        counts.mark(Mark::Done, 5_000_000);
+        (expected.sync, expected.backfill) = (0.5, 0.5);
+        assert_eq!(counts.phases(true, 6_000_000), expected);
+        assert_eq!(expected.total(), 5.0);
+        counts.marks[Mark::Copying as usize] = None;
+        (expected.prepare, expected.copy) = (0.0, 2.5);
+        assert_eq!(counts.phases(true, 6_000_000), expected, "nobody saw it begin");
+    }
 
     #[test]
     fn a_restart_keeps_what_was_measured() {

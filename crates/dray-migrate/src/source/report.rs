@@ -187,7 +187,7 @@ impl Report {
     /// The engine's notices, for the times and the phase.
     pub fn notice(&mut self, notice: &SourceNotice) {
         match notice {
-            SourceNotice::Phase(phase) => self.phase = shown_phase(*phase),
+            SourceNotice::Phase(phase) => self.enter(shown_phase(*phase)),
             SourceNotice::TargetServing => self.mark_once(Mark::Serving),
             SourceNotice::Verified { blocks, different } => {
                 self.verified = Some((*blocks, *different));
@@ -198,6 +198,15 @@ impl Report {
             SourceNotice::HandoverFailed { why } => {
                 self.slot.board.notice(format!("handover failed: {why}"));
             }
+            _ => {}
+        }
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+        match phase {
+            Phase::Copy => self.mark_once(Mark::Copying),
+            Phase::Sync => self.mark_once(Mark::Syncing),
             _ => {}
         }
     }
@@ -423,6 +432,11 @@ impl Report {
         } else {
             None
         }
+    }
+
+    /// Microseconds since 1970.
+    pub(super) fn now_micros(&self) -> u64 {
+        self.clock.micros()
     }
 
     /// Seconds since it was asked for; a clock that was set back is no negative time.

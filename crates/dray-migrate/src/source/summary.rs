@@ -90,6 +90,7 @@ impl Report {
         let total = self.total();
         let shown = self.slot.board.read();
         let options = intent.options.as_ref();
+        let phases = total.phases(self.vm_runs(), self.now_micros());
         let strategy = options.map_or(dray_types::Strategy::Hybrid, |options| options.strategy);
         Summary {
             result: Ending::Completed,
@@ -101,7 +102,8 @@ impl Report {
             order: options.map(|options| options.order).unwrap_or_default(),
             started_unix_ms: shown.started_unix_ms,
             ended_unix_ms: unix_ms(),
-            total_seconds: total.between(Mark::Started, Mark::Done).unwrap_or(0.0),
+            total_seconds: phases.total(),
+            phase_seconds: phases,
             downtime_ms: total.downtime(self.vm_runs()),
             bytes_from_target: total.found.iter().sum::<u64>() * BLOCK_SIZE,
             wire_bytes: wire_bytes(&total.net, total.hash_bytes),
@@ -225,7 +227,7 @@ impl Report {
     /// What came of it, to stand beside what was predicted.
     fn actual(&self, total: &Counts) -> Predicted {
         let goals = self.slot.intent().options.map(|options| options.goals()).unwrap_or_default();
-        let total_seconds = total.between(Mark::Started, Mark::Done).unwrap_or(0.0);
+        let total_seconds = total.phases(self.vm_runs(), self.now_micros()).total();
         let downtime = total.downtime(self.vm_runs()).map_or(0.0, |downtime| downtime.total);
         let mut missed = Vec::new();
         let mut check = |what: &str, is: f64, goal: Option<f64>| {
@@ -246,6 +248,7 @@ impl Report {
             remote_reads: self.remote_reads,
             added_latency_ms: 0.0,
             link: (total.net.wire_bytes() as f64 / total_seconds.max(1e-3)) as u64,
+            link_from: None,
             missed,
         }
     }

@@ -510,10 +510,15 @@ impl Canned for BackupInit {
 
 impl Canned for BackupVerify {
     fn canned(self) -> ApiResult<BackupVerified> {
-        let faulty = self.repository.at.as_deref() == Some("damaged");
-        let damaged = faulty.then(|| "vm1-root generation 3: piece 7: it is gone".to_owned());
+        let faults = match self.repository.at.as_deref() {
+            Some("damaged") => 1,
+            Some("lost") => 2,
+            _ => 0,
+        };
+        let damaged =
+            (0..faults).map(|nth| format!("vm1-root generation {}: piece 7: it is gone", 3 + nth));
         let bytes_read = if self.read_data { 3 << 30 } else { 0 };
-        Ok(BackupVerified { backups: 2, bytes_read, damaged: damaged.into_iter().collect() })
+        Ok(BackupVerified { backups: 2, bytes_read, damaged: damaged.collect() })
     }
 }
 

@@ -66,6 +66,14 @@ pub fn summary() -> Summary {
         started_unix_ms: 1_795_000_000_000,
         ended_unix_ms: 1_795_000_028_400,
         total_seconds: 28.4,
+        phase_seconds: PhaseSeconds {
+            prepare: 0.2,
+            copy: 19.7,
+            sync: 1.1,
+            handover: 0.038,
+            backfill: 7.362,
+            after: 3.1,
+        },
         downtime_ms: Some(Downtime {
             total: 38.2,
             memory: 21.0,
@@ -103,7 +111,10 @@ pub fn summary() -> Summary {
             from("same content at hostb", None, 70 << 20),
             from("source", Some(3_321_888_768), 830_078 * 4096),
         ],
-        predicted: Some(came(26.0, 40.0, 20_000, 1000, Vec::new())),
+        predicted: Some(Predicted {
+            link_from: Some(LinkFrom::Assumed),
+            ..came(26.0, 40.0, 20_000, 1000, Vec::new())
+        }),
         actual: Some(came(
             28.4,
             38.2,
@@ -129,6 +140,7 @@ fn came(total: f64, downtime: f64, twice: u64, reads: u64, missed: Vec<String>) 
         remote_reads: reads,
         added_latency_ms: 0.1,
         link: 125_000_000,
+        link_from: None,
         missed,
     }
 }
@@ -257,6 +269,7 @@ pub(super) fn planned(command: Plan) -> Planned {
             remote_reads: 12,
             added_latency_ms: 0.1,
             link: 100_000_000,
+            link_from: Some(LinkFrom::Limit),
             missed: Vec::new(),
         },
     };
