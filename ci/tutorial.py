@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
-"""Does what docs/tutorial/first-move.md says, command by command, in one shell.
+"""Does what the pages of docs/tutorial say, command by command.
 
-    ci/tutorial.py [--write]
+    ci/tutorial.py [--write] [PAGE]...
 
-`dray` is the one in PATH. Fails where a command fails that succeeded when the page was written, or the other
-way round. With --write the page gets the output of this run.
+A page is first-move or two-hosts; without one, both. first-move is done in one shell with the `dray` in PATH, two-hosts
+as root in a shell of each host, where `hosta# ` or `hostb# ` begins a command. Fails where a command fails that
+succeeded when the page was written, or the other way round. With --write the pages get the output of this run.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent / "docs/tutorial/first-move.md"
+from two_hosts import SOURCE, Hosts
+
+PAGES = SOURCE / "docs/tutorial"
 # Of a guest that boots or goes on: the page says that it takes a while.
 PATIENCE = 60
 # Of a program that makes its socket: it takes no longer than typing.
@@ -25,14 +29,14 @@ NO_SOCKET = ("there is no such socket", "No such file or directory")
 
 
 class Shell:
-    """One shell for all steps, as the page asks for."""
+    """One shell for all steps of a page on one host."""
 
-    def __init__(self):
+    def __init__(self, argv=("bash",)):
         self.end = f"end-{os.getpid()}"
         pipe = subprocess.PIPE
         # The programs that it starts in the background outlive a command and must not hold its output.
         self.bash = subprocess.Popen(
-            ["bash"], stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
 
     def close(self):
@@ -67,17 +71,23 @@ def blocks(lines):
     return found
 
 
-def commands(lines):
-    """Each command of a block of a console, with the output that the page has."""
+def is_whole(typed):
+    """Whether the lines are a whole command, not the beginning of one."""
+    document = re.search(r"<<'(\w+)'$", typed[0])
+    return typed[-1] == document[1] if document else not typed[-1].endswith("\\")
+
+
+def commands(lines, prompts):
+    """Each command of a block of a console: its prompt, what is typed, and the output that the page has."""
     found = []
     for line in lines:
-        goes_on = found and not found[-1][1] and found[-1][0][-1].endswith("\\")
-        if line.startswith("$ "):
-            found.append(([line], []))
-        elif goes_on:
-            found[-1][0].append(line)
-        else:
+        prompt = next((prompt for prompt in prompts if line.startswith(prompt)), None)
+        if found and not found[-1][2] and not is_whole(found[-1][1]):
             found[-1][1].append(line)
+        elif prompt:
+            found.append((prompt, [line.removeprefix(prompt)], []))
+        else:
+            found[-1][2].append(line)
     return found
 
 
@@ -88,7 +98,7 @@ def failed_then(output):
 
 def say(shell, typed, output):
     """What the command says now."""
-    command = "\n".join(typed).removeprefix("$ ")
+    command = "\n".join(typed)
     waits = output and output[-1].endswith(": good")
     until = time.monotonic() + (PATIENCE if waits else TYPING)
     while True:
@@ -105,35 +115,53 @@ def say(shell, typed, output):
     return said
 
 
-def follow(shell, lines):
-    """The page with the output of this run."""
+def follow(shells, lines):
+    """The page with the output of this run. `shells`: by the prompt of each."""
     written, last = [], 0
     for begin, end, language in blocks(lines):
         written += lines[last:begin]
         last = end
         body = lines[begin:end]
         if language == "console":
-            for typed, output in commands(body):
-                written += typed + say(shell, typed, output)
+            for prompt, typed, output in commands(body, shells):
+                written += [prompt + typed[0], *typed[1:]] + say(shells[prompt], typed, output)
             continue
         written += body
-        if "apt-get" in "".join(body):
+        if language != "sh" or "apt-get" in "".join(body) or "$ " not in shells:
             continue
-        said, code = shell.run("\n".join(body))
+        said, code = shells["$ "].run("\n".join(body))
         if code:
             sys.exit(f"line {begin + 1}: a command ended with {code}:\n{said}")
     return "\n".join(written + lines[last:])
 
 
-def main():
-    shell = Shell()
+def do(page, write):
+    """Does what the page says, in shells that end with it."""
+    path, shells, hosts = PAGES / f"{page}.md", {}, Hosts()
     try:
-        page = follow(shell, PAGE.read_text().split("\n"))
+        if page == "two-hosts":
+            hosts.make()
+            shells = {f"{name}# ": Shell(hosts.enter(name)) for name in hosts.spaces}
+            pids = {prompt[:-2]: shell.bash.pid for prompt, shell in shells.items()}
+            for shell in shells.values():
+                shell.run(hosts.functions(pids))
+        else:
+            shells = {"$ ": Shell()}
+        text = follow(shells, path.read_text().split("\n"))
     finally:
-        shell.close()
-    if "--write" in sys.argv[1:]:
-        PAGE.write_text(page)
-    print("every command of the tutorial did what the page says")
+        for shell in shells.values():
+            shell.close()
+        if page == "two-hosts":
+            hosts.close()
+    if write:
+        path.write_text(text)
+    print(f"every command of {page}.md did what the page says")
+
+
+def main():
+    words = [word for word in sys.argv[1:] if word != "--write"]
+    for page in words or ["first-move", "two-hosts"]:
+        do(page, "--write" in sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -183,6 +183,11 @@ impl Destination {
 /// What the repository reports, as the API tells it.
 pub fn failed(what: impl Into<String>, why: &dray_backup::Error) -> Refusal {
     let (kind, hint) = match why.kind() {
+        // A part of a backup that is there.
+        Kind::NotFound if why.piece().is_some() => (
+            ErrorKind::Verification,
+            Some("`dray verify` lists what is missing; restore from another backup"),
+        ),
         Kind::NotFound => (ErrorKind::NotFound, None),
         Kind::Damaged => (ErrorKind::Verification, Some("`dray verify` lists what is damaged")),
         Kind::Denied => (ErrorKind::Denied, Some("check the credentials and their rights")),

@@ -3,10 +3,11 @@
 
 use crate::case::IMAGE;
 use crate::guest::BLOCK;
+use crate::lab::Lab;
 use crate::moves::{SLOW, result};
 use crate::nbd::WRITE;
 use crate::orders::{BLOCKS, CHUNK, User, full_lab};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 #[test]
@@ -41,6 +42,23 @@ fn what_would_be_sent_twice_is_left_for_later_and_the_prediction_is_kept() {
     let predicted = summary["predicted"]["total_seconds"].as_f64().unwrap();
     let actual = summary["total_seconds"].as_f64().unwrap();
     assert!(predicted > 4.0 && predicted < 2.0 * actual, "{predicted} s, {actual} s: {summary}");
+    assert_phases(&lab, &summary);
+}
+
+/// They add up to the total, and what was done after it was done until the end.
+fn assert_phases(lab: &Lab, summary: &Value) {
+    let number = |value: &Value| value.as_f64().unwrap();
+    let of = |name: &str| number(&summary["phase_seconds"][name]);
+    let phases = ["prepare", "copy", "sync", "handover", "backfill"].map(of);
+    let total = number(&summary["total_seconds"]);
+    assert!((phases.iter().sum::<f64>() - total).abs() < 1e-6, "{summary}");
+    assert!(phases.iter().all(|&took| took >= 0.0) && of("copy") > 1.0, "{summary}");
+    let lasted = number(&summary["ended_unix_ms"]) - number(&summary["started_unix_ms"]);
+    assert!((total + of("after") - lasted / 1e3).abs() < 0.1, "{summary}");
+    let measured = &summary["downtime_ms"]["total"];
+    assert!((of("handover") * 1e3 - number(measured)).abs() < 0.01, "{summary}");
+    let migration = &lab.a.migrations()[0];
+    assert_eq!(&migration["progress"]["downtime_ms"], measured, "{migration}");
 }
 
 #[test]

@@ -372,6 +372,9 @@ fn a_restore_that_dies_or_fails_leaves_nothing() {
     std::fs::rename(&packs, &hidden).unwrap();
     let why = lab.a.ask(again.clone()).unwrap_err();
     assert!(why["what"].as_str().unwrap().contains("cannot restore"), "{why}");
+    assert_eq!(why["kind"], "verification", "the backup is there, and a part of it is not: {why}");
+    let said = (why["why"].to_string(), why["hint"].to_string());
+    assert!(said.0.contains(": it does not exist") && said.1.contains("another backup"), "{why}");
     assert_eq!(lab.a.files(), ["disk.img"]);
     std::fs::rename(&hidden, &packs).unwrap();
     let done = lab.a.ask(again.clone()).unwrap();

@@ -52,6 +52,8 @@ impl Report {
             };
             shown.error = error;
             shown.progress.complete();
+            let measured = summary.downtime_ms.as_ref();
+            shown.progress.downtime_ms = measured.map(|downtime| downtime.total);
             shown.summary = Some(summary);
         });
     }

@@ -468,7 +468,7 @@ fn age(modified: SystemTime) -> Duration {
 fn failed(what: &str, path: &Path, e: io::Error) -> Error {
     let text = format!("{what} {}", path.display());
     match e.kind() {
-        io::ErrorKind::NotFound => Error::new(Kind::NotFound, format!("{text} does not exist")),
+        io::ErrorKind::NotFound => Error::new(Kind::NotFound, format!("{text}: it does not exist")),
         _ => Error::unavailable(text, e),
     }
 }
