@@ -33,8 +33,8 @@ export HOME=/tmp/home PATH=/usr/local/bin:$PATH
 cd
 declare -A hosts=({pids})
 make() {{ command make -s -C {source} "$@"; }}
-on() {{ nsenter --target "${{hosts[$1]}}" --mount --net --root "${{@:2}}"; }}
-ssh() {{ on "$1" sh -c "cd /tmp/home; ${{*:2}}"; }}
+on() {{ nsenter --target "${{hosts[$1]}}" --mount --net --root --wd "${{@:2}}"; }}
+ssh() {{ on "$1" sh -c "${{*:2}}"; }}
 scp() {{
     [ "$1" = -p ] && shift
     local host=${{@: -1}} file

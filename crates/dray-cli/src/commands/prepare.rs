@@ -98,7 +98,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         output.note(&format!("  {name}{device} → export {export} on {endpoint}{lies}"));
     }
     if let Some(command) = &prepared.command_line {
-        output.note(&format!("this script starts the QEMU that waits; run it on {to}:"));
+        output.note(&format!("the script starts the QEMU that waits; run it on {to}"));
         output.text(&script(&prepared, command));
         for left_out in &command.left_out {
             output.note(&format!("left out: {left_out}"));

@@ -86,7 +86,11 @@ fn headline(summary: &Summary, style: Style) -> String {
 /// The total and its phases, and what was done after it.
 fn times(summary: &Summary, style: Style) -> Vec<Labelled> {
     let phases = &summary.phase_seconds;
-    let mut lines = total_and_parts("time", &seconds(phases.total()), &parts_of(phases), style);
+    let total = match phases.total() {
+        short if short < 9.995 => format!("{short:.2} s"),
+        long => seconds(long),
+    };
+    let mut lines = total_and_parts("time", &total, &parts_of(phases), style);
     if phases.after >= 0.05 {
         let what = match summary.verified {
             Verified::NotAsked => "release",
@@ -97,31 +101,29 @@ fn times(summary: &Summary, style: Style) -> Vec<Labelled> {
     lines
 }
 
-/// Seconds of each phase, rounded so that they add up to the rounded total. Those that round to nothing are left
-/// out, but for the handover.
+/// Seconds of each phase, rounded so that they add up to the rounded total: the longest takes the difference. Those that
+/// round to nothing are left out, but for the handover.
 fn parts_of(phases: &PhaseSeconds) -> Vec<String> {
-    let (unit, digits) = if phases.total() < 60.0 { (10.0, 1) } else { (1.0, 0) };
-    let named = [
-        ("prepare", phases.prepare),
-        ("copy", phases.copy),
-        ("sync", phases.sync),
-        ("handover", phases.handover),
-        ("backfill", phases.backfill),
-    ];
-    let (mut exact, mut shown) = (0.0, 0.0);
-    let parts = named.map(|(name, took)| {
-        exact += took;
-        let until = f64::round(exact * unit) / unit;
-        let part = until - std::mem::replace(&mut shown, until);
-        match part * unit >= 0.5 {
-            true => Some(format!("{name} {part:.digits$}")),
-            false if name == "handover" && took > 0.0 => {
-                Some(format!("{name} {}", millis(took * 1e3)))
-            }
-            false => None,
+    let (unit, digits) = match phases.total() {
+        short if short < 9.995 => (100.0, 2),
+        short if short < 59.95 => (10.0, 1),
+        _ => (1.0, 0),
+    };
+    let exact = [phases.prepare, phases.copy, phases.sync, phases.handover, phases.backfill];
+    let mut shown = exact.map(|took| f64::round(took * unit));
+    let off = f64::round(phases.total() * unit) - shown.iter().sum::<f64>();
+    if let Some(longest) = shown.iter_mut().max_by(|one, other| one.total_cmp(other)) {
+        *longest += off;
+    }
+    let named = ["prepare", "copy", "sync", "handover", "backfill"].into_iter().zip(shown);
+    let parts = named.filter_map(|(name, shown)| match shown > 0.0 {
+        true => Some(format!("{name} {:.digits$}", shown / unit)),
+        false if name == "handover" && phases.handover > 0.0 => {
+            Some(format!("{name} {}", millis(phases.handover * 1e3)))
         }
+        false => None,
     });
-    parts.into_iter().flatten().collect()
+    parts.collect()
 }
 
 fn downtime(downtime: Option<&Downtime>, style: Style) -> Vec<Labelled> {
@@ -307,20 +309,20 @@ mod tests {
     #[test]
     fn the_phases_that_are_shown_add_up() {
         let mut phases = PhaseSeconds {
-            prepare: 0.04,
-            copy: 1.84,
-            sync: 0.04,
-            handover: 0.08,
-            backfill: 0.04,
+            prepare: 0.004,
+            copy: 1.844,
+            sync: 0.004,
+            handover: 0.021,
+            backfill: 0.004,
             after: 9.0,
         };
-        let shown = ["copy 1.9", "handover 0.1"];
-        assert_eq!(parts_of(&phases), shown);
-        phases.handover = 0.01;
-        assert_eq!(parts_of(&phases), ["copy 1.9", "handover 10.0 ms", "backfill 0.1"]);
-        (phases.copy, phases.handover) = (100.4, 0.08);
-        let shown = ["copy 100", "handover 1"];
-        assert_eq!(parts_of(&phases), shown);
+        assert_eq!(parts_of(&phases), ["copy 1.86", "handover 0.02"]);
+        phases.copy = 20.04;
+        assert_eq!(parts_of(&phases), ["copy 20.1", "handover 21.0 ms"]);
+        phases.copy = 100.4;
+        assert_eq!(parts_of(&phases), ["copy 100", "handover 21.0 ms"]);
+        (phases.copy, phases.handover) = (0.0, 0.0);
+        assert_eq!(parts_of(&phases), ["backfill 0.01"]);
     }
 
     #[test]
