@@ -14,13 +14,18 @@ LAB = "/mnt"
 # Not on the overlay, whose files have other numbers than those that the kernel's locks name.
 OWN = "/run /tmp /var/lib/dray /var/lib/libvirt/images"
 
+# Where cargo is: it may be on a file system of its own, which the overlay does not show.
+USUAL = {"CARGO_HOME": Path.home() / ".cargo", "RUSTUP_HOME": Path.home() / ".rustup"}
+TOOLS = {name: Path(os.environ.get(name, path)) for name, path in USUAL.items()}
+SHOWN = " ".join(str(path) for path in [SOURCE, *TOOLS.values()] if path.is_dir())
+
 ROOT = f"""
 set -e
 mount --make-rprivate /
 mount -t tmpfs tmpfs {LAB}
 mkdir {LAB}/upper {LAB}/work {LAB}/root
 mount -t overlay -o lowerdir=/,upperdir={LAB}/upper,workdir={LAB}/work overlay {LAB}/root
-for dir in /proc /dev /sys {SOURCE}; do mkdir -p {LAB}/root$dir; mount --rbind $dir {LAB}/root$dir; done
+for dir in /proc /dev /sys {SHOWN}; do mkdir -p {LAB}/root$dir; mount --rbind $dir {LAB}/root$dir; done
 for dir in {OWN}; do mkdir -p {LAB}/root$dir; mount -t tmpfs tmpfs {LAB}/root$dir; done
 mkdir {LAB}/root/tmp/home
 exec chroot {LAB}/root bash
@@ -28,8 +33,7 @@ exec chroot {LAB}/root bash
 
 # For what is not here.
 FUNCTIONS = """
-export CARGO_HOME=${{CARGO_HOME:-$HOME/.cargo}} RUSTUP_HOME=${{RUSTUP_HOME:-$HOME/.rustup}}
-export HOME=/tmp/home PATH=/usr/local/bin:$PATH
+export {tools} HOME=/tmp/home PATH=/usr/local/bin:$PATH
 cd
 declare -A hosts=({pids})
 make() {{ command make -s -C {source} "$@"; }}
@@ -85,7 +89,8 @@ class Hosts:
     def functions(pids):
         """What the shell of each host is told first. `pids`: the processes of the shells, by host."""
         pids = " ".join(f"[{name}]={pid}" for name, pid in pids.items())
-        return FUNCTIONS.format(pids=pids, source=SOURCE)
+        tools = " ".join(f"{name}={path}" for name, path in TOOLS.items())
+        return FUNCTIONS.format(pids=pids, source=SOURCE, tools=tools)
 
     def close(self):
         """Their network goes; what runs in it is ended by who began it."""
