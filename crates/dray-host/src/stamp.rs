@@ -48,6 +48,46 @@ impl FileStamp {
     }
 }
 
+/// How a file below a disk looks, which nobody writes as long as the disk is where it is; none of a block device, whose
+/// times tell nothing.
+///
+/// # Errors
+/// What the file system reports.
+pub fn unwritten(path: &Path) -> io::Result<Option<FileStamp>> {
+    let meta = std::fs::metadata(path)?;
+    Ok(meta.is_file().then(|| FileStamp::from(&meta)))
+}
+
+/// Refuses a file that was written to since it was `seen`, or that is another one.
+///
+/// # Errors
+/// Which, or what the file system reports.
+pub fn check_unwritten(path: &Path, seen: Option<&FileStamp>) -> io::Result<()> {
+    let Some(seen) = seen else { return Ok(()) };
+    let failed = |why: io::Error| io::Error::new(why.kind(), format!("{}: {why}", path.display()));
+    check_same(path, &FileStamp::of(path).map_err(failed)?, seen)
+}
+
+/// The same of a file that is open.
+///
+/// # Errors
+/// As of [`check_unwritten`].
+pub fn check_open(path: &Path, file: &File, seen: Option<&FileStamp>) -> io::Result<()> {
+    let Some(seen) = seen else { return Ok(()) };
+    check_same(path, &FileStamp::of_open(file)?, seen)
+}
+
+fn check_same(path: &Path, now: &FileStamp, seen: &FileStamp) -> io::Result<()> {
+    let why = match now.has_same_content(seen) {
+        true => return Ok(()),
+        false if now.file.is_same(&seen.file) => {
+            "another program has written to it, and nobody may"
+        }
+        false => "another file was put there",
+    };
+    Err(io::Error::other(format!("{}: {why}", path.display())))
+}
+
 /// Which file of its file system it is that looks like this.
 pub fn identity_of(meta: &Metadata) -> FileIdentity {
     FileIdentity { inode: meta.ino(), birth: birth_of(meta) }
@@ -92,6 +132,27 @@ mod tests {
         assert_eq!((new.len, new.modified), (old.len, old.modified));
         assert!(!new.has_same_content(&old), "{new:?}");
         assert_ne!(new.file.birth, old.file.birth);
+    }
+
+    #[test]
+    fn a_file_that_nobody_may_write_is_refused_when_somebody_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, new] = ["base", "new"].map(|name| dir.path().join(name));
+        std::fs::write(&path, [5; 100]).unwrap();
+        let seen = unwritten(&path).unwrap().unwrap();
+        check_unwritten(&path, Some(&seen)).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::fs::write(&path, [6; 100]).unwrap();
+        let why = check_unwritten(&path, Some(&seen)).unwrap_err().to_string();
+        assert!(why.ends_with("base: another program has written to it, and nobody may"), "{why}");
+        std::fs::write(&new, [5; 100]).unwrap();
+        std::fs::rename(&new, &path).unwrap();
+        let why = check_unwritten(&path, Some(&seen)).unwrap_err().to_string();
+        assert!(why.ends_with("base: another file was put there"), "{why}");
+        std::fs::remove_file(&path).unwrap();
+        check_unwritten(&path, Some(&seen)).unwrap_err();
+        check_unwritten(&path, None).unwrap();
+        assert_eq!(unwritten(Path::new("/dev/null")).unwrap(), None);
     }
 
     #[test]

@@ -18,8 +18,9 @@ pub struct Expected<'a> {
     pub nbd_socket: &'a Path,
 }
 
-/// What to do about anything else that was changed.
-const PREPARE: &str = "when nothing changes the vm's disks any more, prepare and migrate it again";
+/// What to do about anything that was changed and has no other remedy.
+pub const PREPARE: &str =
+    "when nothing changes the vm's disks any more, prepare and migrate it again";
 
 /// What is not as it was, and what to do about it.
 #[derive(PartialEq, Eq, Debug)]

@@ -3,7 +3,7 @@
 
 use super::Agent;
 use dray_api::{ErrorKind, Refusal};
-use dray_host::folder::intent::{SourceIntent, SourceVm, TargetIntent};
+use dray_host::folder::intent::{SourceImage, SourceIntent, SourceVm, TargetIntent};
 use dray_host::migration::revive::{Launch, Revival};
 use dray_migrate::source;
 use dray_provider::seed;
@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::block_in_place;
 
 /// How often is tried again what could not be brought back.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -41,6 +42,14 @@ impl Launch for Launcher<'_> {
     }
 }
 
+/// Refuses to go on with other content than was begun with, below a disk: while no agent ran nobody saw to it.
+fn check_unwritten(intent: &SourceIntent) -> Result<(), Refusal> {
+    intent.images.iter().try_for_each(SourceImage::check_unwritten).map_err(|why| {
+        Refusal::new(ErrorKind::Conflict, "the migration cannot go on", why)
+            .hint("when nothing changes the vm's disks any more, prepare and migrate it again")
+    })
+}
+
 impl Agent {
     fn revival<'a>(self: &'a Arc<Self>, launch: &'a Launcher<'a>) -> Revival<'a, Launcher<'a>> {
         let (store, registry, unrevived) = (&self.store, &self.registry, &self.unrevived);
@@ -65,6 +74,9 @@ impl Agent {
                     agent.bring_back_from_before(&slot, vm).await;
                 }
                 let intent = slot.intent();
+                if moves && let Err(error) = block_in_place(|| check_unwritten(&intent)) {
+                    slot.send(source::Input::Failed(error));
+                }
                 agent.drive(slot, intent, moves).await;
             });
         }

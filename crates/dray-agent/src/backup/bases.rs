@@ -27,7 +27,7 @@ use std::time::Duration;
 const EVERY: Duration = Duration::from_millis(100);
 
 /// A base image.
-struct Base {
+pub struct Base {
     path: PathBuf,
     stamp: FileStamp,
     id: ImageId,
@@ -45,7 +45,7 @@ impl Base {
 }
 
 impl Agent {
-    /// Backs up what these images are built on, as far as the repository does not have it.
+    /// Backs up what these images are built on, as far as the repository does not have it. Returns all of it, too.
     ///
     /// # Errors
     /// Whatever keeps one of them from being backed up.
@@ -53,21 +53,41 @@ impl Agent {
         &self,
         run: &BackupRun<'_>,
         entries: &[Arc<Entry>],
-    ) -> ApiResult<Vec<BackedUp>> {
-        let mut paths = BTreeSet::new();
-        for entry in entries {
-            paths.extend(self.base_paths(run.what, entry)?);
-        }
-        let mut done = Vec::new();
-        for path in paths {
+    ) -> ApiResult<(Vec<BackedUp>, Vec<Base>)> {
+        let (mut done, mut bases) = (Vec::new(), Vec::new());
+        for path in self.all_base_paths(run.what, entries)? {
             let base = self.known_base(run, path)?;
             let known = run.repository.backups(base.id);
             let known = known.map_err(|why| failed(run.what, &why))?.backups;
             if known.iter().all(|backup| backup.info.generation != base.generation) {
                 done.push(self.back_up_base(run, &base)?);
             }
+            bases.push(base);
         }
-        Ok(done)
+        Ok((done, bases))
+    }
+
+    /// Refuses a backup whose images are built on something else by now than on what it has of their bases.
+    ///
+    /// # Errors
+    /// On what, or what the file system reports.
+    pub fn check_bases(&self, what: &str, entries: &[Arc<Entry>], bases: &[Base]) -> ApiResult<()> {
+        let now = self.all_base_paths(what, entries)?;
+        if !now.iter().eq(bases.iter().map(|base| &base.path)) {
+            let why = "another program has changed what the images are built on meanwhile";
+            return Err(Refusal::new(ErrorKind::Conflict, what, why)
+                .hint("when nothing changes their chains any more, back them up again"));
+        }
+        bases.iter().try_for_each(|base| check_unchanged(what, base))
+    }
+
+    /// The files that any of the images is built on, in order.
+    fn all_base_paths(&self, what: &str, entries: &[Arc<Entry>]) -> ApiResult<BTreeSet<PathBuf>> {
+        let mut paths = BTreeSet::new();
+        for entry in entries {
+            paths.extend(self.base_paths(what, entry)?);
+        }
+        Ok(paths)
     }
 
     /// The files that an image is built on.
@@ -157,7 +177,7 @@ fn check_unchanged(what: &str, base: &Base) -> ApiResult<()> {
     match FileStamp::of(&base.path) {
         Ok(stamp) if stamp.has_same_content(&base.stamp) => Ok(()),
         _ => {
-            let why = format!("{} was changed while it was read", base.path.display());
+            let why = format!("{} was changed during the backup", base.path.display());
             Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
                 "no program may write to a base image: the disks that are built on it would break",
             ))

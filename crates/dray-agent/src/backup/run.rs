@@ -133,7 +133,7 @@ impl Agent {
             BackupRun { what: &what, repository: &repository, job: &lease.job, pacer: &pacer };
         let entries: Vec<_> = found.iter().map(|(entry, _)| Arc::clone(entry)).collect();
         // First: without them the rest is of no use.
-        let mut images = self.back_up_bases(&run, &entries)?;
+        let (mut images, bases) = self.back_up_bases(&run, &entries)?;
         let begun = found.iter().map(|(entry, line)| run.begin(entry, line, order.full));
         let begun = begun.collect::<ApiResult<Vec<_>>>()?;
         let subjects = found.into_iter().zip(&begun);
@@ -147,6 +147,7 @@ impl Agent {
         let consistency = shown(moment.consistency);
         // What was here then is what the guest had only if its disk was here until then.
         ask_vms()?;
+        self.check_bases(&what, &entries, &bases)?;
         abort::step("Backup-Committed");
         images.extend(self.write_images(&run, &order.destination, (&subjects, begun), moment)?);
         let pruned = order.keep_last.map_or(Ok(0), |last| run.prune(&subjects, last))?;

@@ -8,7 +8,9 @@ use dray_api::{
     ReleaseAtEnd, Started, Subject, TargetFormat, Watch,
 };
 use dray_files::unix_ms;
-use dray_host::folder::intent::{Conditions, GuestFacts, Options, Settings, SourceIntent};
+use dray_host::folder::intent::{
+    Conditions, GuestFacts, Options, Settings, SourceImage, SourceIntent,
+};
 use dray_host::refusals::io_error;
 use dray_migrate::source::SourceSlot;
 use dray_migrate::{forecast, links};
@@ -81,6 +83,16 @@ fn refuse_kept(what: &str, command: &Migrate, slot: &SourceSlot) -> ApiResult<()
 fn other_chain(what: &str, why: &str) -> Refusal {
     Refusal::new(ErrorKind::Conflict, what, why)
         .hint("`dray cancel` the prepared migration and prepare again: the target's disk differs")
+}
+
+/// Refuses what was prepared when a file that nobody may write is not as it was then: its length and what the target has
+/// of it are of that time.
+fn check_unwritten(what: &str, intent: &SourceIntent) -> ApiResult<()> {
+    intent.images.iter().try_for_each(SourceImage::check_unwritten).map_err(|why| {
+        let why = format!("since it was prepared, {why}");
+        Refusal::new(ErrorKind::Conflict, what, why)
+            .hint("`dray cancel` the prepared migration and prepare again")
+    })
 }
 
 /// Of those who want a prepared migration one gets it.
@@ -312,6 +324,7 @@ impl Agent {
                 return Err(Refusal::new(ErrorKind::Conflict, what, why)
                     .hint("`dray cancel` the prepared migration and prepare again"));
             }
+            block_in_place(|| check_unwritten(what, &slot.intent()))?;
             return Ok((slot, plan, picture));
         }
         if let Subject::Vm { qmp } = &command.subject {

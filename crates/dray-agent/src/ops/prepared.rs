@@ -142,6 +142,9 @@ fn image_difference(before: &SourceImage, now: &SourceImage) -> Option<String> {
         let (before, now) = (before.offer.len, now.offer.len);
         return Some(format!("when {name} had {before} bytes; it has {now} now"));
     }
+    if before.seen.is_some() && before.seen != now.seen && before.check_unwritten().is_err() {
+        return Some(format!("before somebody wrote to {name}"));
+    }
     if before.chain.is_empty() != now.chain.is_empty() {
         let chain = if before.chain.is_empty() { "keep" } else { "flatten" };
         return Some(format!("with --chain {chain}"));

@@ -13,6 +13,7 @@ use dray_host::refusals::random_id;
 use dray_host::refusals::{io_error, not_taken};
 use dray_host::registry::Process;
 use dray_host::released::Released;
+use dray_host::stamp::unwritten;
 use dray_image::{FileImage, FileOptions, ImageFile};
 use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
 use dray_vm::flat::raw_name;
@@ -261,7 +262,10 @@ impl Agent {
         free.map_err(|why| not_taken(what.clone(), why))?;
         let read_only = record.read_only || backing;
         let offer = ImageOffer { id: record.id, name: target, len: record.len, read_only };
-        plan.images.push(SourceImage::new(name.to_owned(), offer, record.path, device));
+        let seen = if read_only { unwritten(&record.path) } else { Ok(None) };
+        let seen = seen.map_err(|why| io_error(&what, why))?;
+        let image = SourceImage::new(name.to_owned(), offer, record.path, device);
+        plan.images.push(SourceImage { seen, ..image });
         plan.allocated.push(match &entry.flat {
             Some(_) => seen_bytes(&what, entry.disk.backing().as_ref())?,
             None => entry.file.allocated_bytes().map_err(|why| io_error(&what, why))?,
@@ -316,7 +320,9 @@ impl Agent {
         };
         let offer = ImageOffer { id, name: target, len, read_only };
         plan.allocated.push(file.allocated_bytes().map_err(|why| io_error(&what, why))?);
-        plan.images.push(SourceImage::new(name, offer, path, device));
+        let seen = if read_only { unwritten(&path) } else { Ok(None) };
+        let seen = seen.map_err(|why| io_error(&what, why))?;
+        plan.images.push(SourceImage { seen, ..SourceImage::new(name, offer, path, device) });
         Ok(plan.images.len() - 1)
     }
 

@@ -17,7 +17,7 @@ use dray_vm::qemu_error;
 use dray_vm::released::settle::{settle_on_dray, settle_on_file};
 use serde_json::Value;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
@@ -187,21 +187,34 @@ impl Agent {
     /// When a VM has a disk elsewhere, or does not say.
     pub(crate) async fn ask_vms_of(&self, what: &str, images: &[String]) -> ApiResult<()> {
         let entries: Vec<_> = images.iter().filter_map(|name| self.registry.get(name)).collect();
-        let mut sockets: Vec<_> = entries.iter().filter_map(|entry| self.asked_of(entry)).collect();
-        sockets.sort();
-        sockets.dedup();
-        for socket in sockets {
-            let why = match self.settled(&socket).await {
-                Ok(picture) => {
+        let mut vms: Vec<QemuProcess> = Vec::new();
+        for vm in entries.iter().filter_map(|entry| self.asked_of(entry)) {
+            if !vms.iter().any(|known| known.is_process(&vm) && known.socket == vm.socket) {
+                vms.push(vm);
+            }
+        }
+        for vm in vms {
+            let why = match self.settled(&vm.socket).await {
+                Ok(picture)
+                    if picture.look.process.as_ref().is_none_or(|now| vm.is_process(now)) =>
+                {
                     for entry in &entries {
                         check_disk(&picture, entry).await?;
                     }
                     continue;
                 }
-                Err(why) => why,
+                // It knows nothing of the disks of the one that is meant, which runs.
+                Ok(_) => format!(
+                    "another vm answers at {}, and process {}, which has them, still runs",
+                    vm.socket.display(),
+                    vm.pid
+                ),
+                Err(why) => why.to_string(),
             };
             // It may have ended meanwhile, which settles it as well.
-            if entries.iter().any(|entry| self.asked_of(entry).as_ref() == Some(&socket)) {
+            let asks =
+                |entry: &Arc<Entry>| self.asked_of(entry).is_some_and(|it| it.is_process(&vm));
+            if entries.iter().any(asks) {
                 let why = format!("the agent does not know where the vm has its disks: {why}");
                 return Err(Refusal::new(ErrorKind::Hypervisor, what, why)
                     .hint("try again when its QEMU answers at its QMP socket"));
@@ -210,14 +223,14 @@ impl Agent {
         entries.iter().try_for_each(|entry| self.check_stayed(what, entry))
     }
 
-    /// The socket of the VM that may say where it has an image; none where a migration looks itself.
-    fn asked_of(&self, entry: &Entry) -> Option<PathBuf> {
+    /// The VM that may say where it has an image; none where a migration looks itself.
+    fn asked_of(&self, entry: &Entry) -> Option<QemuProcess> {
         match self.registry.rule_of(entry) {
             Rule::OfItsMigration | Rule::NotOwned => None,
             _ => {
                 let record = entry.record();
                 let vm = self.registry.vm_of(&record).or(record.came_for);
-                vm.filter(QemuProcess::runs).map(|vm| vm.socket)
+                vm.filter(QemuProcess::runs)
             }
         }
     }

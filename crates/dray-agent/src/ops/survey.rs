@@ -235,7 +235,7 @@ mod tests {
         let path = "/pool/disk".into();
         let (chain, given) = (Vec::new(), Vec::new());
         let (device, base, qcow2) = (None, Base::Empty, false);
-        SourceImage { name, offer, path, device, base, chain, given, qcow2 }
+        SourceImage { name, offer, path, device, base, chain, given, qcow2, seen: None }
     }
 
     fn replica() -> Base {

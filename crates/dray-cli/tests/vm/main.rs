@@ -5,6 +5,7 @@ mod alone;
 mod backfill;
 mod backups;
 mod bases;
+mod below;
 mod between;
 mod disks;
 mod exchanged;

@@ -4,7 +4,7 @@ use crate::failures::copying;
 use crate::home::{assert_back_home, assert_nothing_left};
 use crate::restart::start_with;
 use crate::stage::{self, Kind, PATIENCE, Stage, qmp};
-use dray_testkit::guest::tools;
+use dray_testkit::guest::{GuestVm, tools};
 use dray_testkit::lab::{Answer, Host};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -340,6 +340,24 @@ fn a_disk_under_an_overlay_is_not_backed_up() {
     let answer = stage.lab.host("a").dray(&["backup", "disk0.raw", "--to", &at]).expect("dray");
     assert_eq!(answer.code, 6, "{answer:?}");
     assert!(answer.stderr.contains("merge the overlay into the image below it"), "{answer:?}");
+    stage.assert_guest_is_well();
+}
+
+/// Another VM has taken the path of the monitor: it knows nothing of the disk, which its own VM has put elsewhere.
+#[test]
+fn a_disk_whose_monitor_another_vm_has_taken_is_not_backed_up() {
+    let Some((mut stage, at)) = adopted("taken") else { return };
+    let taken = format!("unix:{},server=on,wait=off", stage.source.qmp_path().display());
+    let builder = GuestVm::builder(&stage.lab.dir(), "thief").memory_mib(16).bare();
+    let thief = builder.arg("-qmp").arg(&taken).start().expect("qemu");
+    let (other, overlay) = (Other::of(&stage), stage.lab.dir().join("overlay.qcow2"));
+    let snapshot = json!({ "node-name": other.top(), "snapshot-file": overlay,
+        "snapshot-node-name": "overlay", "format": "qcow2" });
+    other.ask("blockdev-snapshot-sync", &snapshot);
+    let answer = stage.lab.host("a").dray(&["backup", "disk0.raw", "--to", &at]).expect("dray");
+    assert_eq!(answer.code, 9, "{answer:?}");
+    assert!(answer.stderr.contains("another vm answers at"), "{answer:?}");
+    drop(thief);
     stage.assert_guest_is_well();
 }
 

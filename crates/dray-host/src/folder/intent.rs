@@ -6,6 +6,7 @@ use crate::lineage::ReplicaNote;
 use crate::process::QemuProcess;
 use crate::record::MAX_LEN;
 use crate::record::chain::ChainLayer;
+use crate::stamp::{FileStamp, check_unwritten};
 use dray_api::{Order, Provided, Tuning};
 use dray_engine::plan::Goals;
 use dray_types::ImageId;
@@ -57,13 +58,26 @@ pub struct SourceImage {
     /// The target makes a qcow2 of it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub qcow2: bool,
+    /// How its file looked when the migration was prepared, if nobody writes it: what is in it moves, and nothing else.
+    /// None of a block device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen: Option<FileStamp>,
 }
 
 impl SourceImage {
     /// An image of which the target has nothing, in a file of its own.
     pub fn new(name: String, offer: ImageOffer, path: PathBuf, device: Option<String>) -> Self {
         let (base, chain, given) = (Base::Empty, Vec::new(), Vec::new());
-        Self { name, offer, path, device, base, chain, given, qcow2: false }
+        Self { name, offer, path, device, base, chain, given, qcow2: false, seen: None }
+    }
+
+    /// Refuses an image of which a file was changed that nobody may write: its own, or one below it that moves with it.
+    ///
+    /// # Errors
+    /// Which file, or what the file system reports.
+    pub fn check_unwritten(&self) -> io::Result<()> {
+        check_unwritten(&self.path, self.seen.as_ref())?;
+        self.chain.iter().try_for_each(ChainLayer::check_unwritten)
     }
 
     /// The image as the plan knows it.

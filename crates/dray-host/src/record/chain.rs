@@ -1,8 +1,10 @@
 //! What is durable of an image whose chain was flattened.
 
 use super::{ImageRecord, NameKind};
+use crate::stamp::{FileStamp, check_unwritten};
 use dray_types::ImageId;
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::path::PathBuf;
 
 /// One image of a chain.
@@ -14,6 +16,20 @@ pub struct ChainLayer {
     pub format: String,
     /// QEMU's driver for the file.
     pub protocol: String,
+    /// How the file looked, of one below the active image: it stays so as long as the disk is flattened. None of a block
+    /// device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen: Option<FileStamp>,
+}
+
+impl ChainLayer {
+    /// Refuses a file below the active image that is not as it was.
+    ///
+    /// # Errors
+    /// Which, or what the file system reports.
+    pub fn check_unwritten(&self) -> io::Result<()> {
+        check_unwritten(&self.path, self.seen.as_ref())
+    }
 }
 
 /// An exchange of a disk's nodes that is under way: the guest is stopped for it.

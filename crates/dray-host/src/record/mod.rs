@@ -173,7 +173,8 @@ pub struct ImageRecord {
     /// never written, renamed or removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_place: Option<FileStamp>,
-    /// The file that is filled while the image comes; none of one that has a device, or is used in place.
+    /// The file that is filled while the image comes, and that one of which nobody writes has come in; none of one that
+    /// has a device, or is used in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arriving: Option<FileIdentity>,
     /// What is inside, as the operator said.

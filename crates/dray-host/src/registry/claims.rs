@@ -354,8 +354,12 @@ mod tests {
         let names = ImageNames::of(&path).unwrap();
         names.freeze_chain().unwrap();
         names.create_overlay(ImageId(7), LEN).unwrap();
-        let layer =
-            ChainLayer { path: path.clone(), format: "qcow2".into(), protocol: "file".into() };
+        let layer = ChainLayer {
+            path: path.clone(),
+            format: "qcow2".into(),
+            protocol: "file".into(),
+            seen: None,
+        };
         let record = ImageRecord {
             place: NameKind::Chain,
             flat: Some(FlatRecord { layers: vec![layer], turn: None, overlay: None }),

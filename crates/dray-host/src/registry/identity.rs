@@ -49,12 +49,13 @@ pub(super) fn heartbeat_path(store: &Store, name: &str) -> StatePath {
 /// left behind in.
 pub(super) fn is_other_file(store: &Store, record: &ImageRecord) -> bool {
     let comes = record.state == CopyState::Incoming;
-    if !comes && !has_own_file(record) {
+    let is_only_read = record.read_only && record.arriving.is_some();
+    if !comes && !is_only_read && !has_own_file(record) {
         return false;
     }
     let Some(path) = found_at(store, record) else { return false };
     match (&record.replica, record.arriving) {
-        (_, known) if comes => known.is_some_and(|known| is_another(known, &path)),
+        (_, known) if comes || is_only_read => known.is_some_and(|known| is_another(known, &path)),
         (Some(copy), _) => is_another(copy.stamp.file, &path),
         (None, _) => ImageLineage::is_of_another(&line_path(store, &record.name), &path),
     }

@@ -213,7 +213,8 @@ impl Registry {
             (record.mode, record.owner) = (mode, None);
             record.place = NameKind::Named;
             record.state = CopyState::Owner;
-            record.arriving = None;
+            // Nothing else tells which file it is of one that nobody writes: it has no line.
+            record.arriving = record.arriving.filter(|_| record.read_only);
         })?;
         // A line that could not be begun when the guest came: what it wrote since is in no set.
         if entry.line().is_none() { self.end_line(entry) } else { Ok(()) }

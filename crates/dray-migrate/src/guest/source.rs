@@ -12,7 +12,7 @@ use dray_config::Config;
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
 use dray_host::abort;
-use dray_host::folder::intent::{GuestFacts, SourceVm};
+use dray_host::folder::intent::{GuestFacts, SourceImage, SourceVm};
 use dray_host::process::QemuProcess;
 use dray_net::tunnel::TunnelEntry;
 use dray_net::{DialSettings, NetError};
@@ -20,13 +20,14 @@ use dray_qemu::Limits;
 use dray_types::Why;
 use dray_types::text::harmless;
 use dray_vm::hypervisor::{Departure, Hypervisor, Vm};
-use dray_vm::last_look::Expected;
+use dray_vm::last_look::{self, Expected};
 use dray_vm::own;
 use dray_vm::{qemu_error, socket};
 use dray_wire::{Hello, StreamKind};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::block_in_place;
 
 /// Why QEMU refuses a guest's state more often than for any other reason.
 const OTHER_DEVICES: &str = "read the standard error of the waiting QEMU at the target: it must \
@@ -240,7 +241,13 @@ impl SourceVmTask {
         expected.check(&look).map_err(|found| {
             // It names files and jobs as QEMU does.
             let error = Refusal::new(ErrorKind::Conflict, what, harmless(found.why));
-            error.hint(harmless(found.hint)).into()
+            error.hint(harmless(found.hint))
+        })?;
+        // What lies below its disks was read once: QEMU can be told to write it.
+        let unwritten = || images.iter().try_for_each(SourceImage::check_unwritten);
+        block_in_place(unwritten).map_err(|why| {
+            let error = Refusal::new(ErrorKind::Conflict, what, harmless(why.to_string()));
+            error.hint(last_look::PREPARE).into()
         })
     }
 

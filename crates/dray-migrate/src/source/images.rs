@@ -105,12 +105,15 @@ impl SourceImages {
     ) -> io::Result<Self> {
         let (new, begun) = (records.is_empty(), intent.options.is_some());
         let done = records.contains(&SourceRecord::Done);
+        let handed_over = is_handed_over(records);
         end_removals(intent, parts, records)?;
         let open = |image: &SourceImage| {
             if done && is_gone(&parts.registry, image) {
                 return Ok(not_needed(image));
             }
-            let opened = open(&parts.registry, &parts.digests, image, begun);
+            // Before that the migration fails, and the guest goes on.
+            let same = if handed_over { image.check_unwritten() } else { Ok(()) };
+            let opened = same.and_then(|()| open(&parts.registry, &parts.digests, image, begun));
             // A base image is only wanted to compare with.
             match done && image.offer.read_only {
                 true => Ok(opened.unwrap_or_else(|_| not_needed(image))),
@@ -131,7 +134,7 @@ impl SourceImages {
     /// # Errors
     /// That it does not: its record of that is lost.
     pub fn check_handed_over(&self, records: &[SourceRecord]) -> io::Result<()> {
-        let known = records.iter().any(|record| matches!(record, SourceRecord::HandedOver(_)));
+        let known = is_handed_over(records);
         let lost = |(_, entry): &(usize, &Arc<Entry>)| {
             let record = entry.record();
             record.state == CopyState::Replica && record.migration == Some(self.migration)
@@ -478,6 +481,10 @@ fn make_durable(registry: &Registry, entry: &Entry) -> Result<(), Why> {
         Some(lost) => Err(untold(&lost).into()),
         None => Ok(()),
     }
+}
+
+fn is_handed_over(records: &[SourceRecord]) -> bool {
+    records.iter().any(|record| matches!(record, SourceRecord::HandedOver(_)))
 }
 
 /// Length of the file, as far as it is the image; what is in none is as long as it is exported.

@@ -124,8 +124,12 @@ impl Fresh {
         leave_room(dir, qcow2_bytes(allocated), WHAT).map_err(io::Error::other)?;
         let len = disk.backing().geometry().len;
         create(&names, len)?;
-        let layer =
-            ChainLayer { path: names.chain(), format: "qcow2".into(), protocol: "file".into() };
+        let layer = ChainLayer {
+            path: names.chain(),
+            format: "qcow2".into(),
+            protocol: "file".into(),
+            seen: None,
+        };
         let chain = Chain::new(place, vec![layer], len, None, admits);
         match Raw::watch(disk, &chain, dir, progress) {
             Ok(raw) => Ok(Self { names, len, raw, chain }),

@@ -34,6 +34,7 @@ use dray_host::pool::PoolIo;
 use dray_host::record::ImageRecord;
 use dray_host::record::chain::ChainLayer;
 use dray_host::registry::Surroundings;
+use dray_host::stamp::unwritten;
 use dray_image::{ImageNames, Quiesced};
 use dray_qemu::{LayerPlan, Pivot, Stopped};
 use dray_types::ImageId;
@@ -99,10 +100,10 @@ pub async fn held_back<T>(
 /// # Errors
 /// `Refused`, with what of it another process could not be told to open.
 pub fn chain_of(layers: &[LayerPlan]) -> dray_qemu::Result<Vec<ChainLayer>> {
-    layers.iter().map(layer_of).collect()
+    layers.iter().enumerate().map(|(depth, plan)| layer_of(plan, depth > 0)).collect()
 }
 
-fn layer_of(plan: &LayerPlan) -> dray_qemu::Result<ChainLayer> {
+fn layer_of(plan: &LayerPlan, below: bool) -> dray_qemu::Result<ChainLayer> {
     let path = plan.path();
     if let Pivot::Reopen { options } = &plan.pivot
         && let Some(option) = options.keys().find(|key| !HARMLESS.contains(&key.as_str()))
@@ -112,7 +113,12 @@ fn layer_of(plan: &LayerPlan) -> dray_qemu::Result<ChainLayer> {
         return Err(dray_qemu::Error::new(dray_qemu::ErrorKind::Refused, why));
     }
     let protocol = plan.local.get("driver").and_then(|name| name.as_str()).unwrap_or("file");
-    Ok(ChainLayer { path, format: plan.format.clone(), protocol: protocol.to_owned() })
+    let seen = if below { unwritten(&path) } else { Ok(None) };
+    let seen = seen.map_err(|why| {
+        let why = format!("{}: {why}", path.display());
+        dray_qemu::Error::new(dray_qemu::ErrorKind::Refused, why)
+    })?;
+    Ok(ChainLayer { path, format: plan.format.clone(), protocol: protocol.to_owned(), seen })
 }
 
 /// What the registry asks of the host that the configuration describes.

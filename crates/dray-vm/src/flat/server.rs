@@ -9,6 +9,7 @@
 use super::layer::{self, Admits, Layer};
 use dray_confine::Tool;
 use dray_host::record::chain::ChainLayer;
+use dray_host::stamp::check_open;
 use dray_image::growable_len;
 use dray_types::MAX_CHAIN;
 use dray_types::text::harmless;
@@ -197,6 +198,7 @@ impl Chained<'_> {
             let path = if depth == 0 { self.active } else { &layer.path };
             let write = self.writes(depth);
             let file = layer::open(path, &layer.format, write, self.admits)?;
+            check_open(path, &file, layer.seen.as_ref())?;
             // Read, it may grow too: until the disk leaves it, whatever its QEMU writes there has to be seen.
             let room = room(&file, &layer.format, self.len)?;
             Layer::serve(file, path, write, room)

@@ -46,7 +46,7 @@ pub fn fixture(dir: &Path) -> (Vec<ChainLayer>, Vec<u8>) {
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
         seen[from..from + bytes + (bytes >> 1)].fill(nth as u8 + 1);
         let (format, protocol) = ("qcow2".to_owned(), "file".to_owned());
-        layers.insert(0, ChainLayer { path, format, protocol });
+        layers.insert(0, ChainLayer { path, format, protocol, seen: None });
     }
     (layers, seen)
 }
@@ -239,7 +239,7 @@ fn what_an_image_names_is_not_opened_whoever_admits_it() {
                 createType=\"monolithicFlat\"\n";
     std::fs::write(&path, format!("{head}{extent}\n")).unwrap();
     let (format, protocol) = ("vmdk".to_owned(), "file".to_owned());
-    let layers = vec![ChainLayer { path, format, protocol }];
+    let layers = vec![ChainLayer { path, format, protocol, seen: None }];
     let watch = init(CreateFlags::NONBLOCK).unwrap();
     add_watch(&watch, &secret, WatchFlags::OPEN).unwrap();
     let chain = Chain::new(dir.path().join("chain"), layers, 1 << 20, None, anything());

@@ -13,7 +13,7 @@ use crate::released::taking::export;
 use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
 use dray_host::abort;
 use dray_host::flat::Flat;
-use dray_host::record::chain::Turn;
+use dray_host::record::chain::{ChainLayer, Turn};
 use dray_host::record::{ImageRecord, NameKind};
 use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
@@ -38,6 +38,18 @@ fn refuse_turning(what: &str, record: &ImageRecord) -> ApiResult<()> {
         .hint("wait until its QEMU answers at its QMP socket, then try again"))
 }
 
+/// Refuses a chain of which a file below the active image is not as it was when the disk was flattened.
+fn check_below(record: &ImageRecord) -> io::Result<()> {
+    let layers = record.flat.iter().flat_map(|flat| &flat.layers);
+    layers.into_iter().try_for_each(ChainLayer::check_unwritten)
+}
+
+fn changed_below(what: &str, why: io::Error) -> Refusal {
+    Refusal::new(ErrorKind::Conflict, what, why).hint(
+        "the guest goes on with what dray has open; put the file back that was there, then try again",
+    )
+}
+
 /// Merges the rest; nobody writes.
 fn merge_last(entry: &Entry) -> io::Result<()> {
     entry.flat.as_ref().map_or(Ok(()), |flat| merge_rest(&*flat.overlay, &*flat.chain))
@@ -56,6 +68,7 @@ impl FlatDisks<'_> {
         };
         refuse_turning(&what, &record)?;
         let layers = layers_of(&record).map_err(|why| io_error(&what, why))?;
+        block_in_place(|| check_below(&record)).map_err(|why| changed_below(&what, why))?;
         self.merge_ahead(&what, entry, flat)?;
         abort::before(|| vec!["HomeMerged".to_owned()]);
         let export = export(self.config, record.name.clone());
@@ -140,6 +153,10 @@ impl FlatDisks<'_> {
         let pivots = AtomicBool::new(false);
         let may_pivot = || {
             abort::step("HomePivots");
+            // QEMU has opened what lies below by its path.
+            check_below(&entry.record()).map_err(|why| {
+                dray_qemu::Error::new(dray_qemu::ErrorKind::Mismatch, why.to_string())
+            })?;
             stopped.check().map(|()| pivots.store(true, Ordering::SeqCst))
         };
         let may_open = || !pivots.load(Ordering::SeqCst) && give_up();
