@@ -86,7 +86,7 @@ fn a_target_that_fills_up_ends_the_migration_and_not_the_guest() {
 /// Fills a file system to the last byte.
 pub fn fill(path: &Path) {
     let ballast = vec![1; 1 << 20];
-    let mut file = std::fs::File::create(path).unwrap();
+    let mut file = std::fs::File::options().create(true).append(true).open(path).unwrap();
     // The error at the end is wanted.
     while std::io::Write::write_all(&mut file, &ballast).is_ok() {}
 }
