@@ -6,6 +6,7 @@ use crate::lab::{Host, Lab, wait_for};
 use crate::nbd::{Client, FLUSH, Fault, READ, WRITE};
 use crate::refusals::{CONFLICT, refused};
 use serde_json::Value;
+use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -144,8 +145,10 @@ fn an_image_is_removed_when_the_client_that_was_waited_for_has_ended() {
     let mut lab = lab();
     let uri = format!("nbd+unix:///{IMAGE}?socket={}", lab.a.nbd().display());
     let mut tool = Command::new("qemu-io");
-    tool.args(["-f", "raw", &uri]).stdin(Stdio::piped()).stdout(Stdio::null());
+    tool.args(["-f", "raw", &uri]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut tool = tool.spawn().unwrap();
+    // It prompts when it has opened the image; one that has not would end with the agent.
+    tool.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     // Before its first request is answered. It is counted a moment earlier.
     let (note, pid) = (lab.a.dir.join(format!("state/images/{IMAGE}.clients")), tool.id());
     let is_noted = || {
