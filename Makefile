@@ -72,8 +72,8 @@ long: setup ## what make test has no time for: more virtual machines, more seeds
 	DRAY_SIM_COUNT=60 cargo test --workspace --locked --test seeds a_crash
 	DRAY_POWER_COUNT=200 cargo test --workspace --locked --test power -- --nocapture
 	DRAY_PAIRS=$(PAIRS) cargo test --release -p dray-migrate --locked --lib two_faults -- --nocapture
-	cargo build --locked -p dray-cli
-	PATH="$$PWD/target/debug:$$PATH" ci/tutorial.py
+	@$(MAKE) --no-print-directory build
+	PATH="$(dir $(DRAY)):$$PATH" ci/tutorial.py
 	MINUTES=10 ci/walk.sh
 
 demo: build ## move a running guest live between two hosts on this machine
